@@ -1,9 +1,9 @@
-//! `enter` and `wait`: a claim gets a session, tries, and sleeps on a blocking query.
+//! `enter` and `wait`: a claim gets a session, tries to lock, and waits on a blocking query.
 //!
-//! A place is taken by one transaction and by nothing else; what a query shows is a hint. While a
-//! write is unanswered its claims are `Trying`, so that a dropped future is found out about. A
-//! waiting claim has nothing in the store but a gate that it closed. One claim per process and
-//! line asks at a time, and takes others along that wait for the same.
+//! Only a transaction grants a place; the result of a query is a hint. While the reply to a write
+//! is outstanding its claims are `Trying`, so that a dropped future can be resolved later. A
+//! waiting claim has nothing in the store, except a gate that it closed. Of the claims of one
+//! process only one per line asks at a time, and its write includes others that wait for the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,30 +22,30 @@ use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
 
-/// A claim that does not wait tries again for this part of the time that one request may take:
-/// 50 ms by default. What it reads first is not counted.
+/// A claim that does not wait retries for this fraction of the request timeout: 50 ms by default.
+/// Its first read is not counted.
 const NO_WAIT: u32 = 40;
 
-/// How many others one write takes along; Consul takes 64 operations.
+/// How many other claims one write includes; Consul takes 64 operations.
 const TAKEN_ALONG: usize = 15;
 
-/// How long one blocking query sleeps: long enough to be cheap, short enough that an agent that
-/// no longer answers is noticed.
+/// The wait of one blocking query: long enough to be cheap, short enough to notice an agent that no
+/// longer answers.
 const NAP: Duration = Duration::from_secs(1);
 
-/// The pause when a lock-delay is in force, which nothing tells the end of.
+/// The pause while a lock-delay is in force, whose end Consul does not announce.
 const DELAYED: Duration = Duration::from_millis(500);
 
-/// What came of a try.
+/// The result of an attempt.
 enum Tried {
     Held(u64),
-    /// Others hold, and the member says what to sleep on.
+    /// Others hold; `Member::watch` says what to wait on.
     Behind,
     /// A lock-delay is in force.
     Delayed,
-    /// Its session is over.
+    /// Its session has ended.
     SessionEnded,
-    /// It was left meanwhile.
+    /// It was left during the attempt.
     Left,
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
         Some(member) => match stands(engine, &line, &member).await? {
             Place::Held { sequence } => return Ok(entered(engine, &member, Some(sequence))),
             Place::Waiting => member,
-            // Its lock was taken away, or the write may still come: a new session.
+            // Its lock was taken away, or its write may still arrive: it needs a new session.
             Place::Gone => {
                 sessions.forget(claim.id);
                 join(engine, &claim).await?
@@ -68,7 +68,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
     };
     let mut tried = first_try(engine, &line, &member).await;
     if let Ok(Tried::SessionEnded) = tried {
-        // Since it was used last, by its ttl or by hand.
+        // It has ended since its last use, by its ttl or by hand.
         sessions.ended(member.session);
         sessions.forget(claim.id);
         member = join(engine, &claim).await?;
@@ -94,7 +94,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
         Err(error) => {
             let known = sessions.member(claim.id);
             if known.is_some_and(|member| member.closed.is_some()) {
-                // It must be left, so that readers can come again.
+                // It keeps the gate closed, so it must be left before readers can come again.
                 return Err(error.maybe_applied());
             }
             if error.outcome() == Outcome::NotApplied {
@@ -105,7 +105,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
     }
 }
 
-/// Puts a claim on a session, which may have to be made first.
+/// Assigns a claim to a session, which may have to be created first.
 async fn join(engine: &Consul, claim: &Arc<Claim>) -> Result<Member> {
     let find = || engine.sessions.join(claim);
     let make = async {
@@ -121,7 +121,7 @@ async fn join(engine: &Consul, claim: &Arc<Claim>) -> Result<Member> {
 }
 
 fn entered(engine: &Consul, member: &Member, held: Option<u64>) -> Entered {
-    // A session that has ended meanwhile is over at once.
+    // A session that has ended meanwhile gets a lease that is over.
     let armed = engine.sessions.armed(member.session).unwrap_or(LeaseStart {
         sent: BootTime::PAST,
         ttl: member.claim.ttl,
@@ -137,7 +137,7 @@ fn entered(engine: &Consul, member: &Member, held: Option<u64>) -> Entered {
     }
 }
 
-/// Where a claim stands whose write was not answered, or whose hold is in question.
+/// The place of a claim whose write was not answered, or whose hold is in question.
 async fn stands(engine: &Consul, line: &Line, member: &Member) -> Result<Place> {
     let claim = &member.claim;
     let snapshot = Snapshot::read(&engine.client, line, claim.ask.mode()).await?;
@@ -157,8 +157,8 @@ async fn stands(engine: &Consul, line: &Line, member: &Member) -> Result<Place> 
 
 async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result<Tried> {
     let (claim, client) = (&member.claim, &engine.client);
-    // Whoever waits has time to try again, and the list of permits is everyone's; whoever does
-    // not is answered soon, and by others who came first each time.
+    // A waiting claim has time to try again, and all permits contend for one list. A claim that
+    // does not wait gets its answer soon, even if others came first each time.
     let hurry = client.timeout / NO_WAIT;
     let retry = match (claim.queue, claim.ask.mode()) {
         (true, Mode::Permits) => Retry::times(0),
@@ -166,7 +166,7 @@ async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result
         (false, _) => Retry::until(BootTime::now() + hurry),
     };
     let snapshot = match claim.ask.mode() {
-        // Free, as it is most of the time.
+        // Assumes that the lock is free, as it is most of the time.
         Mode::Exclusive => Snapshot::unread(line.clone()),
         Mode::Shared => Snapshot::read_lock(client, line).await?,
         Mode::Permits => Snapshot::read(client, line, Mode::Permits).await?,
@@ -174,8 +174,8 @@ async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result
     if claim.ask.mode() != Mode::Permits {
         return attempt(engine, member, snapshot, retry).await;
     }
-    // Claims of one process that write the list of holders at once only refuse each other. One
-    // that is at it now takes those along that wait.
+    // Claims of one process that write the list of holders concurrently only refuse each other. The
+    // one that writes now includes those that wait.
     let decision = snapshot.decide(std::slice::from_ref(member))?;
     let patience = match decision {
         Decision::Take(..) if !claim.queue => hurry / 2,
@@ -188,7 +188,7 @@ async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result
     attempt(engine, member, snapshot, retry).await
 }
 
-/// Tries to take the place, again when others wrote in between.
+/// Tries to take the place, and retries when others wrote in between.
 async fn attempt(
     engine: &Arc<Consul>,
     member: &Member,
@@ -201,8 +201,8 @@ async fn attempt(
     } else {
         TAKEN_ALONG
     };
-    // A line that was not read is taken for free. That this is wrong says nothing of others who
-    // come first: the line is read, however long the write took.
+    // A line that was not read is assumed to be free. If that was wrong, the line is read without
+    // counting a retry, however long the write took.
     let mut assumed = claim.ask.mode() != Mode::Permits;
     loop {
         let mut members = match engine.sessions.begin(claim.id, along) {
@@ -255,7 +255,7 @@ async fn attempt(
                     return Ok(Tried::SessionEnded);
                 }
                 if says("invalid session") {
-                    // That of one that was taken along; it finds out by itself.
+                    // The session of an included claim; that claim finds out by itself.
                     along = 0;
                 }
                 if !std::mem::take(&mut assumed) && !retry.again().await {
@@ -273,8 +273,8 @@ async fn attempt(
     }
 }
 
-/// Sends the write that takes places. It goes on when the caller is dropped, so that whoever
-/// leaves afterwards knows what became of it.
+/// Sends the write that takes places. It is completed even if the caller is dropped, so that a
+/// later leave knows its outcome.
 async fn write(
     engine: &Arc<Consul>,
     line: &Line,
@@ -325,8 +325,8 @@ pub(super) async fn wait(engine: &Arc<Consul>, ticket: Ticket, until: BootTime) 
             if let Some(sequence) = sessions.tell(claim) {
                 return Ok(Place::Held { sequence });
             }
-            // Gone: taken away; or not applied yet, and then its session is spoilt for this
-            // name and another claim is needed.
+            // `Gone`: the lock was taken away; or the write is not applied yet, and then the
+            // session can't be used for this name, and a new claim is needed.
             match stands(engine, &line, &member).await? {
                 Place::Waiting => continue,
                 place => return Ok(place),
@@ -360,7 +360,7 @@ pub(super) async fn wait(engine: &Arc<Consul>, ticket: Ticket, until: BootTime) 
     }
 }
 
-/// Sleeps until the line may be free, in this claim's turn, and tries; `None` when nothing
+/// Waits until the line may be free, when it is this claim's turn, then tries; `None` when nothing
 /// happened.
 async fn try_when_free(
     engine: &Arc<Consul>,
@@ -369,7 +369,7 @@ async fn try_when_free(
     until: BootTime,
 ) -> Result<Option<Tried>> {
     let _turn = if until.has_passed() {
-        // A last look is never left to others.
+        // The last attempt before the deadline does not wait for its turn.
         None
     } else {
         let turn = engine.flight.turn(&line.lock, nap(until, NAP)).await;
@@ -385,8 +385,8 @@ async fn try_when_free(
     tried.await.map(Some)
 }
 
-/// Sleeps on what the claim is behind; the line as it is then, or `None` when nothing happened.
-/// Without knowing what to sleep on, or without time, it only reads.
+/// Waits on what blocks the claim; returns the line afterwards, or `None` when nothing happened. If
+/// it does not know what to wait on, or has no time, it only reads.
 async fn sleep(
     engine: &Consul,
     line: &Line,
@@ -408,8 +408,8 @@ async fn sleep(
     if seen.index == index {
         return Ok(None);
     }
-    // What to sleep on next is found out by whoever finds the line in use: a try that fails
-    // halfway is then followed by another read, not by sleep.
+    // Cleared until an attempt finds the line in use, so that an attempt that fails halfway is
+    // followed by another read and not by a wait.
     let watch = |watch| {
         engine
             .sessions
@@ -428,7 +428,7 @@ async fn sleep(
         return Ok(Some(snapshot));
     }
     match seen.pairs.into_iter().next() {
-        // Held by the next one already. An index that goes back is that of another history.
+        // The next claim holds already. An index that decreases belongs to another history.
         Some(lock) if lock.holder().is_some() && member.closed.is_none() => {
             let index = if seen.index < index { 0 } else { seen.index };
             watch(Some(Watch { tree, index }));
@@ -442,7 +442,7 @@ async fn sleep(
     }
 }
 
-/// A time to sleep that is bounded both by the caller and by how long one query may sleep.
+/// The time to wait, bounded by the caller's deadline and by `most`.
 fn nap(until: BootTime, most: Duration) -> Duration {
     until.remaining().min(most)
 }

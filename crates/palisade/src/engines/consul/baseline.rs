@@ -1,5 +1,5 @@
-//! The raw operations beside `consul://`: `PUT ?acquire` and `PUT ?release` with one session, and
-//! a blocking query for a key that is written and deleted.
+//! The raw operations that `bench` compares with: `PUT ?acquire` and `PUT ?release` with one
+//! session, and a blocking query for a key that is written and deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 
-/// Opens the raw operations beside the locks of `url`.
+/// Opens the raw operations on the agent of `url`.
 pub(super) async fn open_baseline(mut url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
     let options = Options::take(&mut url, settings)?;
     let client = Client::new(options.access)?;
-    // Twice this is far longer than a benchmark, and nobody renews it.
+    // Consul ends a session after at most twice its ttl, far later than a benchmark; it is never
+    // renewed.
     let session = SessionSettings {
         ttl: Duration::from_secs(3600),
         lock_delay: Duration::ZERO,

@@ -1,9 +1,9 @@
-//! `Client`: requests to a Consul agent, each bounded in time, each error saying whether the
-//! change may have been applied.
+//! `Client`: requests to a Consul agent. Each has a timeout, and each error says whether the change
+//! may have been applied.
 //!
-//! One HTTP client per runtime. Of several agents the first is taken that knows a leader; when it
-//! fails, all are asked again. A request is never sent twice: the caller decides what an unknown
-//! outcome means.
+//! There is one HTTP client per runtime. Of several agents the first one that knows a leader is
+//! used; when it fails, all are asked again. A request is never sent twice: the caller decides what
+//! an unknown outcome means.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::engines::kit::{
     Asked, Host, Link, PerRuntime, SecretFile, Tls, http_client, refuses_ours, timed,
 };
 
-/// What the URL says about requests.
+/// The part of the URL that concerns requests.
 #[derive(Clone)]
 pub(super) struct Access {
     pub(super) hosts: Vec<Host>,
@@ -39,7 +39,7 @@ pub(super) struct Access {
     pub(super) connect_timeout: Duration,
 }
 
-/// Where the ACL token comes from.
+/// The source of the ACL token.
 #[derive(Clone)]
 pub(super) enum Token {
     None,
@@ -51,7 +51,7 @@ pub(super) enum Token {
 }
 
 impl Token {
-    /// The token as it is now: files are rotated.
+    /// The current token, because files are rotated.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when its file can't be read.
@@ -71,7 +71,7 @@ impl Token {
     }
 }
 
-/// An HTTP client, and the agent that it asks.
+/// An HTTP client, and the agent that it talks to.
 #[derive(Clone)]
 struct Connection {
     http: reqwest::Client,
@@ -81,13 +81,13 @@ struct Connection {
 }
 
 impl Access {
-    /// An HTTP client of this runtime, with token and certificates as their files have them now.
+    /// An HTTP client for this runtime, with the token and certificates as their files are now.
     fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
         let config = |message| Error::new(ErrorKind::Config, "connect", message);
         let mut headers = HeaderMap::new();
         if let Some(token) = token {
             let value = HeaderValue::from_str(token);
-            let unfit = "the ACL token holds characters that no header can";
+            let unfit = "the ACL token contains characters that are not allowed in a header";
             let mut value = value.map_err(|_| config(unfit))?;
             value.set_sensitive(true);
             headers.insert(HeaderName::from_static("x-consul-token"), value);
@@ -107,9 +107,9 @@ impl Access {
             .map_err(|error| config("an HTTP client can't be set up").because(error))
     }
 
-    /// Asks all agents who leads, and takes the first that knows.
+    /// Asks all agents for the leader, and uses the first one that knows it.
     async fn connect(&self) -> Result<Connection> {
-        // A little earlier than the caller gives up, who does not know whom it waits for.
+        // A little before the caller's own timeout, which can't name the hosts.
         let limit = self.connect_timeout - self.connect_timeout / 20;
         let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
         connected.unwrap_or_else(|_| {
@@ -145,7 +145,7 @@ impl Access {
 
     async fn ask_leader(&self, connection: Connection) -> Result<Connection> {
         let base = &connection.base;
-        // Nothing was asked for that could have been applied.
+        // Nothing was requested that could have been applied.
         let failed = |error: reqwest::Error| {
             let error = broken("connect", base, &error);
             match error.kind() {
@@ -177,7 +177,6 @@ impl Access {
     }
 }
 
-/// See the module's text.
 pub(super) struct Client {
     access: Arc<Access>,
     connections: PerRuntime<Connection>,
@@ -187,35 +186,35 @@ pub(super) struct Client {
     pub(super) timeout: Duration,
 }
 
-/// A reply as it came.
+/// A reply, not interpreted yet.
 pub(super) struct Reply {
     pub(super) status: StatusCode,
     pub(super) body: Vec<u8>,
     index: u64,
 }
 
-/// Keys as they were at an index.
+/// Keys and values as of an index.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
     pub(super) pairs: Vec<Pair>,
     pub(super) index: u64,
 }
 
-/// How sure a read must be.
+/// The consistency of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
-    /// As of now, confirmed by a majority.
+    /// Linearizable: confirmed by a majority.
     Consistent,
-    /// Sleeps until the index is another, so long at the most. A hint.
+    /// A blocking query: waits until the index changes, up to a time limit. The result is a hint.
     After(u64, Duration),
 }
 
-/// A transaction's end.
+/// The result of a transaction.
 #[derive(Debug)]
 pub(super) enum Committed {
-    /// All of it was applied; what was read or written.
+    /// Everything was applied; the pairs that were read or written.
     Done(Vec<Pair>),
-    /// Nothing was.
+    /// Nothing was applied.
     Refused(Vec<TxnError>),
 }
 
@@ -227,7 +226,7 @@ impl Client {
             Some(format!("&{name}={}", path(value)))
         });
         let (scope, token) = (named.collect(), access.token.read()?);
-        // Fails now rather than at the first request.
+        // Fails now and not at the first request.
         access.http(token.as_deref())?;
         let access = Arc::new(access);
         let connects = Arc::clone(&access);
@@ -249,7 +248,7 @@ impl Client {
         self.connections.get().await.map(drop)
     }
 
-    /// Whether it asks another datacenter or namespace than the agent's own.
+    /// Whether requests go to another datacenter or namespace than the agent's own.
     pub(super) fn is_elsewhere(&self) -> bool {
         !self.scope.is_empty()
     }
@@ -258,7 +257,7 @@ impl Client {
         self.connections.close();
     }
 
-    /// Sends one request. `path` has its query, if only `?`.
+    /// Sends one request. `path` includes its query, at least `?`.
     pub(super) async fn send(
         &self,
         operation: &'static str,
@@ -306,7 +305,7 @@ impl Client {
                 Err(broken(operation, base, &error))
             }
             Err(late) => {
-                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                // A renewal can't afford a second timeout, and a leave is retried.
                 if matches!(operation, "renew" | "leave") {
                     self.connections.broken(&link).await;
                 } else {
@@ -317,7 +316,7 @@ impl Client {
         }
     }
 
-    /// What a refusal means, and whether its connection is still good.
+    /// The error for a refusal; drops the connection if another may be better.
     async fn refusal(
         &self,
         operation: &'static str,
@@ -335,13 +334,13 @@ impl Client {
             return unreachable(operation, message);
         }
         if !keep {
-            // Another agent may do better.
+            // Another agent may answer.
             self.connections.broken(link).await;
         }
         error
     }
 
-    /// Reads one key, or with `recurse` all that begin with it.
+    /// Reads one key, or with `recurse` all keys that begin with it.
     pub(super) async fn read(
         &self,
         operation: &'static str,
@@ -355,7 +354,8 @@ impl Client {
             Read::Consistent => query += "consistent",
             Read::After(index, wait) => {
                 query += &format!("index={index}&wait={}ms", wait.as_millis().max(1));
-                // Consul adds up to a sixteenth, so that sleepers don't wake all at once.
+                // Consul adds up to a sixteenth, so that not all blocking queries end at the same
+                // time.
                 timeout += wait + wait / 16;
             }
         }
@@ -377,7 +377,7 @@ impl Client {
         self.txn(operation, "/v1/txn?", ops).await
     }
 
-    /// Answers operations that only read or check, as of now, confirmed by a majority.
+    /// Runs operations that only read or check, linearizably.
     pub(super) async fn look(&self, operation: &'static str, ops: &[Op]) -> Result<Committed> {
         let looked = self.txn(operation, "/v1/txn?consistent", ops).await;
         looked.map_err(not_applied)
@@ -404,7 +404,7 @@ impl Client {
         ))
     }
 
-    /// Which of these keys the session has locked, by one consistent read for many.
+    /// Which of these keys the session has locked, with one consistent read for many keys.
     pub(super) async fn locked_by(&self, session: &str, keys: &[String]) -> Result<Vec<bool>> {
         let mut locked = vec![true; keys.len()];
         for (keys, locked) in keys.chunks(MOST_OPS).zip(locked.chunks_mut(MOST_OPS)) {
@@ -421,8 +421,8 @@ impl Client {
         Ok(locked)
     }
 
-    /// Creates a session. An outcome that is not known leaves at most a session that nobody
-    /// renews, so that the error always says that nothing was applied.
+    /// Creates a session. An unknown outcome leaves at most a session that nobody renews, so the
+    /// error always says that nothing was applied.
     pub(super) async fn create_session(&self, settings: &SessionSettings) -> Result<u128> {
         #[derive(Deserialize)]
         struct Created {
@@ -434,8 +434,8 @@ impl Client {
             "TTL": format!("{}ms", settings.ttl.as_millis()),
             "LockDelay": format!("{}ms", settings.lock_delay.as_millis()),
             "Behavior": "release",
-            // Absent, Consul would add the check of the node's gossip. The second name is that
-            // of newer versions.
+            // Without this, Consul would add the node's gossip check. Newer versions use the second
+            // name.
             "Checks": settings.checks,
             "NodeChecks": settings.checks,
         });
@@ -446,8 +446,9 @@ impl Client {
         session_id(&created.id).ok_or_else(|| not_consul("session"))
     }
 
-    /// Renews a session: `false` when there is none. The agent may be well and the connection
-    /// dead: one that does not answer in time is given up, so that the next renewal has another.
+    /// Renews a session; `false` when it does not exist. The connection may be dead though the
+    /// agent is healthy, so one without a timely reply is dropped, and the next renewal uses
+    /// another.
     pub(super) async fn renew_session(&self, session: &str, within: Duration) -> Result<bool> {
         let until = BootTime::now() + within;
         timed("renew", within, self.connect()).await??;
@@ -457,7 +458,7 @@ impl Client {
         Ok(renewed.await?.status == StatusCode::OK)
     }
 
-    /// Whether a session lives.
+    /// Whether a session exists.
     pub(super) async fn has_session(&self, session: &str) -> Result<bool> {
         let path = format!("/v1/session/info/{session}?consistent");
         let found = self.send("session", Method::GET, &path, Vec::new()).await;
@@ -473,7 +474,7 @@ impl Client {
     }
 }
 
-/// What a session is made with.
+/// The settings of a new session.
 #[derive(Debug, Clone)]
 pub(super) struct SessionSettings {
     pub(super) ttl: Duration,
@@ -485,7 +486,7 @@ fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Re
     serde_json::from_slice(body).map_err(|_| not_consul(operation))
 }
 
-/// Writes a key as the path of a URL.
+/// Encodes a key as the path of a URL.
 pub(super) fn path(key: &str) -> PercentEncode<'_> {
     const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
         .remove(b'-')

@@ -1,8 +1,8 @@
-//! What an answer that is no answer means, in our own words.
+//! The meaning of a refusal or of a failed request.
 //!
 //! An error says whether the change may have been applied, and who can help: a token or an option
-//! is for people, a server that is away is for another try. What the HTTP library and Consul say
-//! is never repeated: it may hold addresses and names of keys.
+//! needs a fix by people, an unreachable server another attempt. Messages of the HTTP library and
+//! of Consul are not repeated, because they may contain addresses and keys.
 
 use std::io;
 
@@ -11,13 +11,13 @@ use reqwest::StatusCode;
 use crate::core::error::{Error, ErrorKind};
 use crate::engines::kit::{about_tls, cause};
 
-/// How we call the other side.
+/// The name of the other side in messages.
 pub(super) const WHO: &str = "Consul";
 
-/// The message for a token that the servers don't have.
+/// The message for a token that the servers don't know.
 pub(super) const UNKNOWN_TOKEN: &str = "Consul does not know the ACL token; pass one that exists with token_file= or CONSUL_HTTP_TOKEN";
 
-/// The error that a reply with `status` and `text` is, and whether its connection is still good.
+/// The error for a reply with `status` and `text`, and whether its connection is still usable.
 /// `has_token` says whether the request had a token.
 pub(super) fn refused(
     operation: &'static str,
@@ -63,7 +63,7 @@ pub(super) fn refused(
             "a check that node_checks names is critical, and Consul gives no session until it passes",
         ),
         _ if failed && says("No path to datacenter") => (
-            // One that answered before is away now.
+            // It answered before, and is down now.
             if operation == "connect" {
                 ErrorKind::Config
             } else {
@@ -122,7 +122,7 @@ pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
     Error::new(ErrorKind::Denied, operation, message)
 }
 
-/// What a connection to `base` that failed means.
+/// The error for a failed connection to `base`.
 pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
         return Error::new(ErrorKind::Config, operation, about_tls(WHO, "consul", tls));

@@ -1,7 +1,7 @@
-//! `survey` and `check`: holders as the store shows them, and the agent with its settings.
+//! `survey` and `check`: holders as the store shows them, and the agent and its settings.
 //!
-//! Waiters have nothing in the store and are not shown. A survey also removes what holders that
-//! died have left behind.
+//! Waiters have nothing in the store and are not shown. A survey also removes what dead holders
+//! left behind.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -22,21 +22,21 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::plain_text;
 
-/// How many lines one look sweeps at the most.
+/// The most lines that one sweep cleans up.
 const LINES_SWEPT: usize = 64;
 
 /// Consul's own default for `session_ttl_min`.
 pub(super) const TTL_MIN: Duration = Duration::from_secs(10);
 
-/// What says that an operator takes a claim away.
+/// An operator's eviction mark on a claim.
 pub(super) struct Mark {
     pub(super) claim: String,
-    /// The lock's key of the line that it was in.
+    /// The lock key of the claim's line.
     line: String,
     index: u64,
 }
 
-/// The claims that operators take away.
+/// The eviction marks of all claims.
 pub(super) async fn marked(engine: &Consul) -> Result<Vec<Mark>> {
     let prefix = engine.keys.marks();
     let marks = engine.client.read("audit", &prefix, true, Read::Consistent);
@@ -74,8 +74,8 @@ pub(super) async fn survey(engine: &Consul, scope: &Scope) -> Result<Vec<LineRep
         .collect())
 }
 
-/// Removes marks of claims that are in their line no more: they left before they knew. The marks
-/// were read before the line.
+/// Removes the marks of claims that are no longer in their line: they left before they saw the
+/// mark. The marks must have been read before the line.
 async fn sweep_marks(engine: &Consul, snapshot: &Snapshot, marked: &[Mark]) {
     let lives = |claim: &str| {
         let mut pairs = snapshot.lock.iter().chain(&snapshot.tree);
@@ -85,26 +85,26 @@ async fn sweep_marks(engine: &Consul, snapshot: &Snapshot, marked: &[Mark]) {
     for mark in marked.iter().filter(gone) {
         let key = engine.keys.mark(&mark.claim);
         let ops = [Op::check_index(&key, mark.index), Op::delete(&key)];
-        // Another survey can do it as well.
+        // The next survey retries.
         let _ = engine.client.transact("survey", &ops).await;
     }
 }
 
-/// Removes what holders that died have left in lines of our own namespace in which nobody is.
+/// Removes what dead holders left in empty lines of our namespace.
 pub(super) async fn sweep_dead(engine: &Consul, lines: &[(Name, Snapshot)]) {
     if engine.keys.is_bare() {
         return;
     }
     let dead = lines.iter().filter_map(|(_, snapshot)| snapshot.remains());
     for ops in dead.take(LINES_SWEPT) {
-        // Whoever looks next can do it as well, and whoever may not write leaves it.
+        // The next survey retries; a client without the right to write leaves it.
         if engine.client.transact("sweep", &ops).await.is_err() {
             return;
         }
     }
 }
 
-/// Sorts keys into lines.
+/// Groups keys by line.
 pub(super) fn lines(keys: &Keys, pairs: Vec<Pair>) -> Vec<(Name, Snapshot)> {
     let mut lines: BTreeMap<String, (Option<Pair>, Vec<Pair>)> = BTreeMap::new();
     for pair in pairs {
@@ -112,7 +112,7 @@ pub(super) fn lines(keys: &Keys, pairs: Vec<Pair>) -> Vec<(Name, Snapshot)> {
             continue;
         };
         let mut is_lock = below.is_empty();
-        // With `namespace=` nothing but the flags tells a semaphore's keys from locks.
+        // With `namespace=` only the flags distinguish a semaphore's keys from locks.
         if keys.is_bare()
             && is_lock
             && pair.flags == SEMAPHORE
@@ -156,7 +156,8 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
             value: amended.or_else(|| record.as_ref()?.value.clone()),
             ask,
             sequence: Some(sequence.unwrap_or(pair.modify_index)),
-            // Renewals leave no trace in the store: this is how long it can last without another.
+            // Renewals leave no trace in the store, so this is how long it lasts without another
+            // renewal.
             expires_in: record
                 .as_ref()
                 .map(|record| Duration::from_millis(record.ttl)),
@@ -166,14 +167,14 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
     let mut holders = Vec::new();
     for (spot, pair, session, record) in snapshot.claims() {
         let ask = match (spot, &list) {
-            // A semaphore's own key, asked for by its whole name, is no lock.
+            // A key of a semaphore, surveyed by its full name, is not a lock.
             (Spot::Whole, _) if pair.flags != SEMAPHORE => Ask::Whole,
             (Spot::Reader, _) if snapshot.is_gate() => Ask::READ,
             (Spot::Permit, Some(list)) if list.holders.contains_key(session) => Ask::Part {
                 weight: 1,
                 capacity: list.limit,
             },
-            // A gate that a waiting writer keeps closed is none either.
+            // Neither is a gate that a waiting writer keeps closed.
             _ => continue,
         };
         holders.push(claim(pair, session, record, ask));
@@ -188,18 +189,18 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
     }
 }
 
-/// What an agent says of itself, as far as the token lets us read it.
+/// What an agent reports about itself, as far as the token may read it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Agent {
     version: Option<String>,
-    /// The shortest ttl of a session.
+    /// The shortest session ttl (`session_ttl_min`).
     pub(super) ttl_min: Option<Duration>,
-    /// Whether it is a server that keeps its data in memory alone.
+    /// Whether it is a server that keeps its data in memory only.
     in_memory: bool,
 }
 
 impl Agent {
-    /// Asks the agent; nothing is known when the token may not read it.
+    /// Asks the agent; returns the default if the token may not read it.
     pub(super) async fn read(client: &Client) -> Result<Self> {
         let asked = client.send("connect", Method::GET, "/v1/agent/self?", Vec::new());
         let reply = match asked.await {
@@ -244,7 +245,7 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
         findings.push(finding(
             Severity::Warning,
             "old_version",
-            "this Consul is older than 1.4, which locks were never tried with",
+            "this Consul is older than 1.4, with which palisade was never tested",
             "upgrade Consul",
         ));
     }

@@ -1,18 +1,17 @@
-//! `Keys`: where a line is in Consul's store, and back.
+//! `Keys`: maps lines to keys in Consul's store, and back.
 //!
 //! ```text
-//! NS/NAME                     the lock, held by a session; or the gate of readers
+//! NS/NAME                     the lock, held by a session; or the readers' gate
 //! NS/NAME/.readers/CLAIM      a reader, held by its session
 //! NS/NAME/.lock               the semaphore's holders (Consul's own layout)
 //! NS/NAME/SESSION             a permit, held by that session
-//! NS/NAME/.value/CLAIM        what a claim says since it was amended
-//! NS/.evict/CLAIM             an operator takes this claim away
+//! NS/NAME/.value/CLAIM        the amended value of a claim
+//! NS/.evict/CLAIM             an operator's eviction mark on this claim
 //! ```
-//! In a namespace of ours a name is one segment: `/`, `%`, a leading dot, and whatever is not
-//! ASCII, byte by byte, are written as `%XX`. Consul's HTTP server refuses characters that its
-//! version of Unicode does not call printable; a rule that needs no table of them is the same
-//! for every client. With `namespace=` names are keys as they are, and marks are under
-//! `.palisade/.evict/`.
+//! With a namespace a name is one segment: `/`, `%`, a leading dot and every non-ASCII byte are
+//! escaped as `%XX`. Consul's HTTP server refuses characters that its Unicode version does not
+//! consider printable; this rule needs no table of them, and is the same for every client. With
+//! `namespace=` names are keys unchanged, and marks are under `.palisade/.evict/`.
 
 use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
 
@@ -20,7 +19,7 @@ use crate::core::claim::ClaimId;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
-/// Where marks are kept with `namespace=`.
+/// The prefix of eviction marks with `namespace=`.
 const BARE: &str = ".palisade";
 
 /// The keys of one namespace.
@@ -33,12 +32,12 @@ pub(super) struct Keys {
 /// The keys of one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
-    /// The lock itself.
+    /// The key of the lock itself.
     pub(super) lock: String,
 }
 
 impl Line {
-    /// Everything below the lock.
+    /// The prefix of everything below the lock.
     pub(super) fn tree(&self) -> String {
         format!("{}/", self.lock)
     }
@@ -51,7 +50,7 @@ impl Line {
         format!("{}/{session}", self.lock)
     }
 
-    /// What the key of every reader begins with.
+    /// The prefix of the readers' keys.
     pub(super) fn readers(&self) -> String {
         format!("{}/.readers/", self.lock)
     }
@@ -67,7 +66,7 @@ impl Line {
 
 impl Keys {
     /// # Errors
-    /// [`ErrorKind::Config`] for a namespace that can't be the beginning of a key.
+    /// [`ErrorKind::Config`] for a namespace that can't be the prefix of a key.
     pub(super) fn new(namespace: &str) -> Result<Self> {
         if namespace.is_empty() {
             let prefix = String::new();
@@ -81,13 +80,13 @@ impl Keys {
         Ok(Self { prefix })
     }
 
-    /// Whether names are used as they are.
+    /// Whether names are used unchanged.
     pub(super) fn is_bare(&self) -> bool {
         self.prefix.is_empty()
     }
 
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a name that can't be a key as it is.
+    /// [`ErrorKind::InvalidName`] for a name that can't be a key unchanged.
     pub(super) fn line(&self, name: &Name) -> Result<Line> {
         let name = name.as_str();
         if self.is_bare() && (!is_path(name) || name.starts_with(BARE)) {
@@ -98,7 +97,7 @@ impl Keys {
         Ok(Line { lock })
     }
 
-    /// The keys that begin with the names that begin with `prefix`.
+    /// The prefix of the keys of all lines whose names begin with `prefix`.
     pub(super) fn beginning(&self, prefix: &str) -> String {
         if self.is_bare() {
             return prefix.to_owned();
@@ -106,7 +105,7 @@ impl Keys {
         format!("{}{}", self.prefix, encode(prefix))
     }
 
-    /// Splits a key into the name of its line and what comes below it.
+    /// Splits a key into the name of its line and the rest below it.
     pub(super) fn split<'a>(&self, key: &'a str) -> Option<(String, &'a str)> {
         let rest = key.strip_prefix(self.prefix.as_str())?;
         if !self.is_bare() {
@@ -125,18 +124,18 @@ impl Keys {
             .or_else(|| Some((rest.to_owned(), "")))
     }
 
-    /// Where the mark for a claim is.
+    /// The key of a claim's eviction mark.
     pub(super) fn mark(&self, claim: &str) -> String {
         format!("{}{claim}", self.marks())
     }
 
-    /// What says which claim was removed last. Stays, among the marks: whoever watches them and
-    /// looks away for a moment would miss what comes and goes.
+    /// The key that names the claim that was removed last. It stays among the marks, because a
+    /// watcher between two queries would miss a mark that comes and goes.
     pub(super) fn removed_last(&self) -> String {
         self.mark("last")
     }
 
-    /// What every mark begins with.
+    /// The prefix of all marks.
     pub(super) fn marks(&self) -> String {
         if self.is_bare() {
             return format!("{BARE}/.evict/");
@@ -145,14 +144,14 @@ impl Keys {
     }
 }
 
-/// Whether Consul's HTTP server takes it for a path as it is.
+/// Whether Consul's HTTP server accepts it as a path unchanged.
 fn is_path(text: &str) -> bool {
     let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");
     text.split('/').all(is_segment) && text.chars().all(is_printable)
 }
 
-/// Whether Go calls a character printable, as near as the standard library's table tells. Behind
-/// a letter, where it does not escape marks that combine with it.
+/// Whether Go considers a character printable, as far as the standard library's table tells. It is
+/// tested after a letter, where combining marks are not escaped.
 fn is_printable(letter: char) -> bool {
     letter.is_ascii() || format!("a{letter}").escape_debug().count() == 2
 }
@@ -165,7 +164,7 @@ fn encode(name: &str) -> String {
     }
 }
 
-/// Reads what [`encode`] writes, and nothing else.
+/// Decodes what [`encode`] writes, and nothing else.
 fn decode(text: &str) -> Option<String> {
     let decoded = percent_decode_str(text).decode_utf8().ok()?;
     (encode(&decoded) == text).then(|| decoded.into_owned())

@@ -1,4 +1,4 @@
-//! Consul's key-value pairs and transactions, and what our own values look like.
+//! Consul's key-value pairs and transactions, and the format of our own values.
 //!
 //! The flags and the layout of the semaphore are those of Consul's own `api.Lock` and
 //! `api.Semaphore`, so that `consul lock` and palisade exclude each other on the same key.
@@ -17,21 +17,21 @@ use crate::core::owner::Owner;
 pub(super) const LOCK: u64 = 0x2ddc_cbc0_58a5_0c18;
 /// The flags of the keys of a semaphore (`api.SemaphoreFlagValue`).
 pub(super) const SEMAPHORE: u64 = 0xe0f6_9a2b_aa41_4de0;
-/// The flags of the gate of readers: ours alone, so that Consul's own tools refuse the key
+/// The flags of the readers' gate. They are ours alone, so that Consul's own tools refuse the key
 /// instead of overwriting it.
 pub(super) const READERS: u64 = 0x7061_6c69_7361_6465;
 
 /// The most operations that Consul takes in one transaction.
 pub(super) const MOST_OPS: usize = 64;
 
-/// A key and what is under it.
+/// A key-value pair.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Pair {
     pub(super) key: String,
     #[serde(default)]
     pub(super) flags: u64,
-    /// In base64.
+    /// Base64.
     #[serde(default)]
     value: Option<String>,
     #[serde(default)]
@@ -40,7 +40,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// The session that has it locked.
+    /// The session that has locked it.
     pub(super) fn holder(&self) -> Option<&str> {
         self.session.as_deref().filter(|id| !id.is_empty())
     }
@@ -50,22 +50,22 @@ impl Pair {
         STANDARD.decode(text).unwrap_or_default()
     }
 
-    /// The record in it, if it is ours.
+    /// The record in its value, if it is ours.
     pub(super) fn record(&self) -> Option<Record> {
         serde_json::from_slice(&self.bytes()).ok()
     }
 }
 
-/// What a claim writes into its key.
+/// The record that a claim writes into its key.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) claim: String,
     pub(super) owner: Owner,
-    /// Of its session, in milliseconds.
+    /// The ttl of its session in milliseconds.
     pub(super) ttl: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
-    /// The index of the grant, where the key was written again since.
+    /// The ModifyIndex of the grant, if the key was written again since.
     #[serde(default, rename = "counted", skip_serializing_if = "Option::is_none")]
     pub(super) sequence: Option<u64>,
 }
@@ -81,7 +81,7 @@ impl Record {
         }
     }
 
-    /// The index of the grant of the claim whose record `pair` holds.
+    /// The ModifyIndex of the grant of the claim whose record `pair` holds.
     pub(super) fn granted_at(&self, pair: &Pair) -> u64 {
         self.sequence.unwrap_or(pair.modify_index)
     }
@@ -94,16 +94,16 @@ pub(super) struct Holders {
     pub(super) limit: u32,
     #[serde(default)]
     pub(super) holders: BTreeMap<String, bool>,
-    /// Of ours, and ignored by others: another one each time. Consul leaves a key alone, index
-    /// included, that is written with the value it has, and a holder that left is still listed.
+    /// Ours; other tools ignore it. It changes with every write: Consul skips a write of an
+    /// unchanged value, ModifyIndex included, and a holder that left is still listed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) nonce: String,
-    /// Of ours too: an operator has changed the limit, and claims that wait with another follow.
+    /// Ours too: an operator has changed the limit, and waiting claims with another limit adopt it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) resized: bool,
 }
 
-/// One operation of a transaction, as Consul reads it.
+/// One operation of a transaction, in Consul's format.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Op {
     #[serde(rename = "KV")]
@@ -121,7 +121,7 @@ impl Op {
         self
     }
 
-    /// Checks that the key is as it was seen: absent, or written last at this index.
+    /// Checks that the key is as it was read: absent, or with this ModifyIndex.
     pub(super) fn unchanged(key: &str, seen: Option<&Pair>) -> Self {
         match seen {
             None => Self::new("check-not-exists", key),
@@ -137,7 +137,7 @@ impl Op {
         Self::new("check-session", key).with("Session", session)
     }
 
-    /// Checks that the key is there and that no session has it locked.
+    /// Checks that the key exists and that no session has locked it.
     pub(super) fn unlocked(key: &str) -> Self {
         Self::check_session(key, "")
     }
@@ -154,7 +154,7 @@ impl Op {
         op.with("Session", session)
     }
 
-    /// Locks a key for a claim, whose record it holds then.
+    /// Locks a key for a claim, and writes the claim's record into it.
     pub(super) fn claim(key: &str, session: &str, flags: u64, record: &Record) -> Self {
         Self::lock(key, session, flags, &text(record))
     }
@@ -163,14 +163,14 @@ impl Op {
         Self::new("unlock", key).with("Session", session)
     }
 
-    /// Writes the list of holders of a semaphore.
+    /// Writes a semaphore's list of holders.
     pub(super) fn list(key: &str, mut list: Holders) -> Self {
         list.nonce = ClaimId::random().to_string();
         Self::set(key, SEMAPHORE, &text(&list))
     }
 
-    /// Writes the gate of readers. Consul leaves a key alone, index included, that is written
-    /// with the value it has, and then a writer would not see that a reader came.
+    /// Writes the readers' gate, with a new value each time: Consul skips a write of an unchanged
+    /// value, ModifyIndex included, and a writer would not notice that a reader came.
     pub(super) fn gate(key: &str) -> Self {
         Self::set(key, READERS, &ClaimId::random().to_string())
     }
@@ -179,18 +179,18 @@ impl Op {
         Self::new("delete", key)
     }
 
-    /// Answers with the key, and is refused when there is none.
+    /// Returns the key; fails if it does not exist.
     pub(super) fn get(key: &str) -> Self {
         Self::new("get", key)
     }
 
-    /// Answers with all that is below the key.
+    /// Returns everything below the key.
     pub(super) fn get_tree(key: &str) -> Self {
         Self::new("get-tree", key)
     }
 }
 
-/// What a transaction answers.
+/// The reply to a transaction.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct TxnAnswer {
@@ -212,12 +212,12 @@ pub(super) struct TxnError {
     pub(super) what: String,
 }
 
-/// Structs of strings and numbers always serialise.
+/// Structs of strings and numbers always serialize.
 fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// How a session's id is written.
+/// The text form of a session id.
 pub(super) fn session_text(id: u128) -> String {
     let hex = format!("{id:032x}");
     let parts = [
@@ -230,7 +230,7 @@ pub(super) fn session_text(id: u128) -> String {
     parts.join("-")
 }
 
-/// Reads a session's id; `None` when it is none.
+/// Parses a session id; `None` if it is not one.
 pub(super) fn session_id(text: &str) -> Option<u128> {
     let id = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
     (session_text(id) == text).then_some(id)
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Clients of other versions read it.
+    /// Clients of other versions read these records.
     #[test]
     fn a_record_keeps_the_names_of_its_fields() {
         let owner = serde_json::to_value(Owner::here("me", None)).unwrap();

@@ -1,13 +1,13 @@
 //! `consul://` and `consuls://` — a Consul agent: sessions that hold keys.
 //!
-//! The exclusive lock is Consul's own (`api.Lock`), permits are its semaphore, so that with
-//! `namespace=` palisade and `consul lock` exclude each other; readers are a line of our own.
-//! Ownership is decided by transactions alone, guarded by indexes. The token is the index of the
-//! transaction that took the lock. Sessions are shared by all claims of one ttl and renewed by
-//! the keeper.
+//! The exclusive lock is Consul's own (`api.Lock`), and permits are its semaphore, so that with
+//! `namespace=` palisade and `consul lock` exclude each other. Readers have a layout of our own.
+//! Only transactions decide who holds, guarded by the ModifyIndex. The token is the ModifyIndex of
+//! the transaction that took the lock. All claims of one ttl share sessions, which the keeper
+//! renews.
 //!
-//! `acquire` reads a `snapshot` of the line, which decides on a transaction of `kv` operations,
-//! which `client` sends; `sessions` knows what became of it.
+//! `acquire` reads a `snapshot` of the line, which decides on a transaction of `kv` operations;
+//! `client` sends it, and `sessions` records its outcome.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -82,7 +82,7 @@ impl Consul {
     }
 }
 
-/// The engine: a write goes on when its caller is dropped, and keeps it alive.
+/// The engine. A write is completed even if its caller is dropped, and keeps the engine alive.
 struct ConsulEngine(Arc<Consul>);
 
 impl Engine for ConsulEngine {
@@ -153,13 +153,13 @@ impl Engine for ConsulEngine {
         Some(spot.key(&line, ticket.claim, &session_text(ticket.lease.0)))
     }
 
-    /// Ends all sessions, which releases whatever still hangs on them.
+    /// Ends all sessions, which releases the locks that they still hold.
     async fn close(&self) {
         let client = &self.0.client;
         let sessions = self.0.sessions.close().into_iter().map(session_text);
         let sessions: Vec<String> = sessions.collect();
         let ends = sessions.iter().map(|id| client.destroy_session(id));
-        // What can't be ended now ends by its ttl.
+        // A session that can't be ended now expires after its ttl.
         futures_util::future::join_all(ends).await;
         client.close();
     }

@@ -15,17 +15,17 @@ use crate::core::error::Result;
 use crate::core::report::Scope;
 use crate::engines::kit;
 
-/// How long a query for marks or changes sleeps. Its connection is noticed to be dead by then.
+/// The wait of one blocking query for marks or changes. A dead connection is noticed after it.
 const NAP: Duration = Duration::from_secs(10);
 
 /// The pause after a query that failed.
 const FAILED_PAUSE: Duration = Duration::from_millis(250);
 
-/// The pause after a query that woke for nothing: the first, and the longest.
+/// The pause after a query that returned without a change: the first one, and the longest.
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Alarms of this client's own, and one for all leases when an operator's marks change.
+/// The alarms of this client, and one for all leases when the eviction marks change.
 pub(super) fn alarms(engine: &Arc<Consul>) -> BoxStream<Alarm> {
     let own = kit::alarms::alarms(engine.alarms.subscribe());
     let marks = changes(engine, engine.keys.marks(), true);
@@ -46,7 +46,7 @@ pub(super) fn watch(engine: &Arc<Consul>, scope: Scope) -> BoxStream<Result<()>>
     }
 }
 
-/// The first look below a prefix, and every one that differs from the one before.
+/// Yields after the first read of a prefix, and whenever a read differs from the one before.
 fn changes(engine: &Arc<Consul>, prefix: String, recurse: bool) -> BoxStream<Result<()>> {
     let watched = Watched {
         engine: Arc::clone(engine),
@@ -65,23 +65,23 @@ fn changes(engine: &Arc<Consul>, prefix: String, recurse: bool) -> BoxStream<Res
     .boxed()
 }
 
-/// Keys that are watched, and what was seen of them last.
+/// Watched keys, and what was last read of them.
 struct Watched {
     engine: Arc<Consul>,
     prefix: String,
     recurse: bool,
-    /// Zero to look at once.
+    /// Zero to read at once.
     index: u64,
     last: Option<Vec<(String, u64)>>,
     pause: Duration,
-    /// When a snapshot was last taken to be restored, and how long nobody is told again.
+    /// When a restored snapshot was last assumed, and for how long it is not reported again.
     restored: BootTime,
     calm: Duration,
 }
 
 impl Watched {
-    /// Waits for a change. Consul wakes whoever watches what is not there at every write nearby:
-    /// such a wake-up is no change, and is followed by a pause that gets longer.
+    /// Waits for a change. Consul wakes a query for absent keys at every write nearby. Such a
+    /// wake-up is no change, and is followed by a pause that grows.
     async fn next(&mut self) -> Result<()> {
         loop {
             let read = match self.index {
@@ -93,7 +93,7 @@ impl Watched {
             let seen = match client.read("watch", &self.prefix, self.recurse, read).await {
                 Ok(seen) => seen,
                 Err(error) => {
-                    // Whatever comes back may have another history.
+                    // The cluster may come back with another history.
                     if error.is_transient() {
                         self.engine.sessions.suspect(None);
                     }
@@ -104,7 +104,7 @@ impl Watched {
             };
             let woken = BootTime::now().saturating_since(asked) < NAP;
             if self.index > 0 && woken && seen.index <= self.index {
-                // Consul wakes everyone when it restores a snapshot.
+                // Consul ends all blocking queries when it restores a snapshot.
                 (self.index, self.last) = (0, None);
                 if self.is_restored() {
                     return Ok(());
@@ -116,7 +116,7 @@ impl Watched {
                 self.calm = Duration::ZERO;
                 continue;
             }
-            // Zero would never sleep; one that goes back is another history.
+            // Index zero would not block; an index that decreases belongs to another history.
             let goes_back = seen.index < self.index;
             self.index = if goes_back { 0 } else { seen.index.max(1) };
             let now = seen.pairs.into_iter();
@@ -134,8 +134,8 @@ impl Watched {
         }
     }
 
-    /// Takes a snapshot to be restored, unless that seems to happen all the time: something
-    /// between us and Consul ends queries early.
+    /// Reports that a snapshot was restored, unless that seems to happen all the time: then
+    /// something between us and Consul ends queries early.
     fn is_restored(&mut self) -> bool {
         let again = (self.restored + self.calm).has_passed();
         if again {
@@ -146,13 +146,14 @@ impl Watched {
         again
     }
 
-    /// Writes a key among the marks if there is none, so that only marks wake who watches them.
+    /// Writes a key among the marks if there is none, so that only marks wake the query.
     async fn anchor(&self) {
         let keys = &self.engine.keys;
         if self.prefix == keys.marks() {
             let key = keys.removed_last();
             let ops = [Op::unchanged(&key, None), Op::set(&key, 0, "")];
-            // Without the right to it, or when another was quicker, nothing is lost.
+            // It does no harm if this fails, for lack of rights or because another client was
+            // faster.
             let _ = self.engine.client.transact("watch", &ops).await;
         }
     }

@@ -1,7 +1,7 @@
 //! `leave`, `amend`, and an operator's `resize` and `evict`.
 //!
-//! Every write is guarded by the sequence or by the index that was read, so that a late one changes
-//! nothing. What a leave finds out about an unanswered write is told to the sessions.
+//! Every write is guarded by the sequence or by the ModifyIndex that was read, so a late one
+//! changes nothing. What a leave learns about an unanswered write is recorded in the sessions.
 
 use super::Consul;
 use super::client::Committed;
@@ -17,15 +17,15 @@ use crate::core::name::Name;
 use crate::core::ticket::{LeaseId, Ticket};
 use crate::engines::kit::cas::Retry;
 
-/// The connection may be dead while the agent is well: a leave that was not answered is sent once
-/// more, over another one.
+/// The connection may be dead though the agent is healthy, so an unanswered leave is retried once
+/// over another connection.
 pub(super) async fn leave(engine: &Consul, ticket: &Ticket) -> Result<Left> {
     let error = match leave_once(engine, ticket).await {
         Err(error) if error.is_transient() => error,
         left => return left,
     };
     match leave_once(engine, ticket).await {
-        // Gone since: the first copy did it.
+        // If it is gone by now, the first copy was applied.
         Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
         left => left,
     }
@@ -38,7 +38,7 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
     let ours = |member: &Member| ticket.has_own_lease() || ticket.lease.0 == member.session;
     let left = match member.filter(ours) {
         None if ticket.has_own_lease() => false,
-        // The audit names the session on which it found a write that nobody waited for.
+        // The audit names the session on which it found a write without a known claim.
         None => {
             let session = session_text(ticket.lease.0);
             let place = (claim, ticket.sequence);
@@ -62,7 +62,8 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
                     let place = (claim, ticket.sequence);
                     let there = take_out(engine, &line, mode, place, &session).await?;
                     if there {
-                        // The write has arrived, though its answer has not: nothing is in doubt.
+                        // The write has arrived, although its reply has not, so nothing is in
+                        // doubt.
                         sessions.settle(claim, Stage::Held(ticket.sequence), false);
                     }
                     there
@@ -75,7 +76,7 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
     Ok(if left { Left::Done } else { Left::Absent })
 }
 
-/// Opens the gate again that a waiting claim keeps closed, if it does.
+/// Reopens the gate if a waiting claim keeps it closed.
 async fn open_gate(engine: &Consul, line: &Line, member: &Member) -> Result<()> {
     let Some(index) = member.closed else {
         return Ok(());
@@ -83,7 +84,7 @@ async fn open_gate(engine: &Consul, line: &Line, member: &Member) -> Result<()> 
     let (claim, session) = (member.claim.id, member.session_text());
     let ops = remove(Spot::Gate, index, line, claim, &session);
     let opened = engine.client.transact("leave", &ops).await?;
-    // If it was refused, the gate was taken away.
+    // If it is refused, the claim no longer has the gate.
     engine.sessions.change(claim, |member| member.closed = None);
     if let Committed::Done(_) = opened {
         tidy(engine, line).await;
@@ -91,14 +92,14 @@ async fn open_gate(engine: &Consul, line: &Line, member: &Member) -> Result<()> 
     Ok(())
 }
 
-/// Gives a place up in one request that only a change of its own key can refuse.
+/// Releases a place with one request, which only a change of its own key can refuse.
 async fn let_go(engine: &Consul, line: &Line, member: &Member, sequence: u64) -> Result<bool> {
     let (claim, session) = (member.claim.id, member.session_text());
     let (spot, id) = (Spot::of(member.claim.ask), claim.to_string());
-    // The index is that of our own lock, so that deleting the key can't take another's.
+    // The index is that of our own lock, so the delete can't remove another claim's key.
     let mut ops = remove(spot, sequence, line, claim, &session);
-    // Every operation costs the servers time. A claim that was marked and does not know it yet
-    // leaves its mark to whoever wrote it.
+    // Every operation costs the servers time. A claim that does not know of its eviction mark
+    // leaves the mark to the client that wrote it.
     if member.evicted {
         ops.push(Op::delete(&engine.keys.mark(&id)));
     }
@@ -112,7 +113,7 @@ async fn let_go(engine: &Consul, line: &Line, member: &Member, sequence: u64) ->
         return Ok(false);
     };
     if spot != Spot::Whole {
-        // The answer shows its own key too, as it was before.
+        // The reply also has its own key, as it was before.
         let (below, own) = (line.tree(), spot.key(line, claim, &session));
         let other = |pair: &&Pair| pair.key.starts_with(&below) && pair.key != own;
         if !tree
@@ -126,9 +127,8 @@ async fn let_go(engine: &Consul, line: &Line, member: &Member, sequence: u64) ->
     Ok(true)
 }
 
-/// Removes the gate or the list of holders when nobody is left, unless somebody comes. The place
-/// is given up already, and what the last one leaves behind is in nobody's way: a failure is
-/// none.
+/// Removes the gate or the list of holders when nobody is left, unless somebody comes. Errors are
+/// ignored: the place is released already, and what stays behind blocks nobody.
 async fn tidy(engine: &Consul, line: &Line) {
     if let Ok(snapshot) = Snapshot::read(&engine.client, line, Mode::Shared).await
         && let Some(ops) = snapshot.remains()
@@ -137,8 +137,7 @@ async fn tidy(engine: &Consul, line: &Line) {
     }
 }
 
-/// Looks for a claim, with this count unless it is 0, and takes it out; `false` when it is not
-/// there.
+/// Finds a claim, with this sequence unless it is 0, and removes it; `false` when it is not there.
 async fn take_out(
     engine: &Consul,
     line: &Line,
@@ -169,10 +168,10 @@ async fn take_out(
     }
 }
 
-/// Removes what a claim left behind that does not hold: its session has ended.
+/// Removes what a claim left behind when its session ended.
 async fn sweep(engine: &Consul, snapshot: &Snapshot, id: &str) -> Result<()> {
     let line = &snapshot.line;
-    // A gate that it closed is the readers' again.
+    // A gate that it closed belongs to the readers again.
     let lock = snapshot.lock.iter().filter(|_| !snapshot.is_gate());
     let lock = lock.filter(|lock| lock.holder().is_none());
     let own = |pair: &&Pair| pair.record().is_some_and(|record| record.claim == id);
@@ -185,7 +184,7 @@ async fn sweep(engine: &Consul, snapshot: &Snapshot, id: &str) -> Result<()> {
         Op::delete(&line.value(id)),
         Op::delete(&engine.keys.mark(id)),
     ];
-    // Whoever was quicker has it now.
+    // If this is refused, another claim has the key by now.
     engine.client.transact("leave", &ops).await.map(drop)
 }
 
@@ -210,7 +209,7 @@ pub(super) async fn amend(
                 engine
                     .sessions
                     .change(claim, |member| member.amended = true);
-                // The token is the index of the lock, which is not written.
+                // The token is the ModifyIndex of the lock, so the lock itself is not written.
                 Some(vec![
                     Op::check_session(&spot.key(&line, claim, &session), &session),
                     Op::set(&line.value(&claim.to_string()), 0, value),
@@ -280,7 +279,7 @@ pub(super) async fn evict(
     let mut retry = Retry::many();
     loop {
         let snapshot = Snapshot::read(&engine.client, &line, Mode::Exclusive).await?;
-        // A claim of ours, or a session of another tool.
+        // A claim of palisade, or a session of another tool.
         let named = snapshot
             .claims()
             .find(|(.., session, record)| match record {

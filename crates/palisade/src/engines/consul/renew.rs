@@ -1,4 +1,4 @@
-//! `renew` and `audit`: what the keeper asks about sessions.
+//! `renew` and `audit`: the keeper's requests about sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
-/// How often each session looks for what others have left behind, about.
+/// About how often each session looks for leftovers of other clients.
 pub(super) const SWEEP: Duration = Duration::from_secs(6 * 60 * 60);
 
 pub(super) async fn renew(engine: &Consul, leases: &[Lease], within: Duration) -> Vec<Renewal> {
@@ -30,7 +30,7 @@ pub(super) async fn renew(engine: &Consul, leases: &[Lease], within: Duration) -
 async fn renew_one(engine: &Consul, id: u128, within: Duration) -> Renewal {
     let (sessions, session) = (&engine.sessions, session_text(id));
     if sessions.retire(id) {
-        // Nothing hangs on it, and another one is there.
+        // It is unused, and there is another one.
         let _ = timeout(within, engine.client.destroy_session(&session)).await;
         return Renewal::Lost;
     }
@@ -54,8 +54,8 @@ async fn renew_one(engine: &Consul, id: u128, within: Duration) -> Renewal {
     }
 }
 
-/// What hangs on a session: claims that wait or try, as the table says; claims that hold and
-/// writes in doubt, as the store says.
+/// The claims of a session: those that wait or try, from the table; those that hold and writes in
+/// doubt, from the store.
 pub(super) async fn audit(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Audited>> {
     let (client, session) = (&engine.client, session_text(lease.0));
     let marked = marked(engine).await?;
@@ -77,7 +77,7 @@ pub(super) async fn audit(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Au
     let locked = client.locked_by(&session, &keys).await?;
     for (member, locked) in held.into_iter().zip(locked) {
         let claim = member.claim.id;
-        // Not where it was: it may have been amended.
+        // It is not where it was, but it may have been amended.
         if !locked
             && find(engine, &member.claim.name, claim, &session)
                 .await?
@@ -96,7 +96,7 @@ pub(super) async fn audit(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Au
     }
     if let Some(suspicion) = engine.sessions.suspicion(lease.0) {
         match strangers(engine, lease).await {
-            // The next audit asks again.
+            // The next audit retries.
             Err(error) if error.is_transient() => {}
             strangers => {
                 found.extend(strangers.unwrap_or_default());
@@ -130,8 +130,8 @@ fn audited(lease: LeaseId, name: Name, claim: ClaimId, sequence: u64) -> Audited
     }
 }
 
-/// What the store has on a session and the table does not: a snapshot was restored from before
-/// it was left. Nobody else would ever remove it, since the session lives.
+/// Claims that the store has on a session and the table does not, because a snapshot from before
+/// their leave was restored. Nobody else would ever remove them, because the session is alive.
 async fn strangers(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Audited>> {
     let session = session_text(lease.0);
     let from = engine.keys.beginning("");
@@ -151,7 +151,7 @@ async fn strangers(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Audited>>
             }
         }
     }
-    // Nobody waits for it.
+    // In the background, because nobody depends on the result.
     let engine = Arc::clone(engine);
     tokio::spawn(async move { sweep_dead(&engine, &lines).await });
     Ok(strangers)

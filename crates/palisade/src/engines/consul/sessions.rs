@@ -1,8 +1,9 @@
-//! `Sessions`: which sessions this client has, and which of its claims is on which.
+//! `Sessions`: the sessions of this client, and the claims on each.
 //!
-//! One session per ttl, and one more for every further claim on a name that another claim of this
-//! client is on: Consul would give a session the lock again that it has. A session whose write on
-//! a name was never answered is not used for that name again, and the audit looks there.
+//! There is one session per ttl, and one more for each further claim on a name that another claim
+//! of this client uses, because Consul grants a lock again to the session that holds it. A session
+//! whose write on a name was never answered is not used for that name again, and the audit checks
+//! that name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,12 +19,12 @@ use crate::core::clock::BootTime;
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 
-/// How far a claim is.
+/// The progress of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It holds nothing in the store, or only a gate that it closed.
+    /// It has nothing in the store, except perhaps a gate that it closed.
     Waiting,
-    /// A write that would give it the lock is under way.
+    /// A write that would grant it the lock is in flight.
     Trying,
     /// Such a write was not answered, and may still arrive.
     Unknown,
@@ -31,7 +32,7 @@ pub(super) enum Stage {
     Held(u64),
 }
 
-/// A claim of this client, on the session that it uses.
+/// A claim of this client, on its session.
 #[derive(Debug, Clone)]
 pub(super) struct Member {
     pub(super) claim: Arc<Claim>,
@@ -40,19 +41,19 @@ pub(super) struct Member {
     /// When its last write was sent.
     tried: BootTime,
     pub(super) watch: Option<Watch>,
-    /// The index at which it closed the gate, while it waits for the readers to go.
+    /// The ModifyIndex at which it closed the gate, while it waits for the readers to leave.
     pub(super) closed: Option<u64>,
-    /// Whether it was told that it holds: another claim may have written for it.
+    /// Whether its grant was reported to it; another claim may have written for it.
     told: bool,
-    /// Whether it was told that it waits.
+    /// Whether it was reported to be waiting.
     pub(super) waited: bool,
-    /// Whether it may say something else than at first.
+    /// Whether its value may have been amended.
     pub(super) amended: bool,
-    /// Whether an operator takes it away, as far as is known here.
+    /// Whether an operator evicts it, as far as this client knows.
     pub(super) evicted: bool,
-    /// Notified when it is taken away, or another claim wrote for it.
+    /// Notified when it is removed, or when another claim wrote for it.
     pub(super) changed: Arc<Notify>,
-    /// Notified when a write of it was answered.
+    /// Notified when its write was answered.
     answered: Arc<Notify>,
 }
 
@@ -78,7 +79,7 @@ impl Member {
         session_text(self.session)
     }
 
-    /// Locks a key for it.
+    /// The operation that locks a key for it.
     pub(super) fn lock(&self, key: &str, flags: u64) -> Op {
         Op::claim(key, &self.session_text(), flags, &Record::of(&self.claim))
     }
@@ -99,7 +100,7 @@ impl Member {
 pub(super) enum Begun {
     /// For these: the claim, and others that wait for the same.
     For(Vec<Member>),
-    /// Another claim writes for it, or has.
+    /// Another claim writes for it, or has done so.
     Settled,
     /// It was left meanwhile.
     Gone,
@@ -107,12 +108,12 @@ pub(super) enum Begun {
 
 struct Session {
     armed: LeaseStart,
-    /// The names that claims of this client are on with it.
+    /// The names that claims of this client use it for.
     names: HashSet<Name>,
-    /// The names on which a write of it may still arrive, and for which claim.
+    /// The names on which one of its writes may still arrive, and for which claim.
     doubts: HashMap<Name, ClaimId>,
     idle_since: BootTime,
-    /// The last suspicion that was looked into; `None` when there is one of its own.
+    /// The last suspicion that was examined; `None` when the session itself is suspected.
     cleared: Option<u64>,
 }
 
@@ -126,8 +127,8 @@ impl Session {
 struct State {
     sessions: HashMap<u128, Session>,
     members: HashMap<ClaimId, Member>,
-    /// How often the store may have got another history, in which sessions have more than is
-    /// known here.
+    /// How often the store may have got another history, in which sessions have more than is known
+    /// here.
     suspicions: u64,
 }
 
@@ -142,7 +143,6 @@ impl State {
     }
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<State>);
 
@@ -151,24 +151,25 @@ impl Sessions {
         self.0.lock().members.get(&claim).cloned()
     }
 
-    /// Puts a claim on a session of its ttl that is free for its name; `None` when there is none.
+    /// Assigns a claim to a session of its ttl that is free for its name; `None` when there is
+    /// none.
     pub(super) fn join(&self, claim: &Arc<Claim>) -> Option<Member> {
         let mut state = self.0.lock();
         let now = BootTime::now();
         let free = |session: &Session| {
             session.armed.ttl == claim.ttl
-                // One that the keeper has not renewed for so long may be about to end.
+                // A session that was not renewed for that long may be about to end.
                 && now.saturating_since(session.armed.sent) < claim.ttl * 2 / 3
                 && !session.names.contains(&claim.name)
                 && !session.doubts.contains_key(&claim.name)
         };
         let sessions = state.sessions.iter().filter(|(_, session)| free(session));
-        // The one in use most, so that the others can end.
+        // The most used one, so that the others can end.
         let id = *sessions.max_by_key(|(_, session)| session.names.len())?.0;
         Some(state.join(id, claim))
     }
 
-    /// Adds a session, and puts the claim on it that it was made for.
+    /// Adds a session, and assigns the claim to it that it was created for.
     pub(super) fn add(&self, id: u128, armed: LeaseStart, claim: &Arc<Claim>) -> Member {
         let mut state = self.0.lock();
         let session = Session {
@@ -182,13 +183,13 @@ impl Sessions {
         state.join(id, claim)
     }
 
-    /// Changes a member, if it is there.
+    /// Changes a claim's entry, if it exists.
     pub(super) fn change(&self, claim: ClaimId, change: impl FnOnce(&mut Member)) {
         self.0.lock().members.get_mut(&claim).map(change);
     }
 
-    /// Says that a write is sent for a claim, and with it for so many others that wait for the
-    /// same on the same line.
+    /// Marks a claim as trying, and with it up to `others` claims that wait for the same on the
+    /// same line.
     pub(super) fn begin(&self, claim: ClaimId, others: usize) -> Begun {
         let mut state = self.0.lock();
         let Some(first) = state.members.get(&claim) else {
@@ -218,8 +219,8 @@ impl Sessions {
         Begun::For(begun.into_iter().filter_map(begin).collect())
     }
 
-    /// Says what became of the write that was under way for a claim, and tells it if the write
-    /// was `another` claim's.
+    /// Records the outcome of a claim's write, and notifies the claim if `another` claim sent the
+    /// write.
     pub(super) fn settle(&self, claim: ClaimId, stage: Stage, another: bool) {
         self.change(claim, |member| {
             (member.stage, member.told) = (stage, false);
@@ -230,7 +231,7 @@ impl Sessions {
         });
     }
 
-    /// Says that a claim keeps the gate closed. It reads before it sleeps.
+    /// Records that a claim keeps the gate closed. It reads again before it waits.
     pub(super) fn closed(&self, claim: ClaimId, index: u64) {
         self.change(claim, |member| {
             (member.closed, member.watch) = (Some(index), None);
@@ -238,7 +239,7 @@ impl Sessions {
         self.settle(claim, Stage::Waiting, false);
     }
 
-    /// The sequence of a claim that holds and was not told; once.
+    /// The sequence of a claim whose grant was not reported yet; returned once.
     pub(super) fn tell(&self, claim: ClaimId) -> Option<u64> {
         match self.0.lock().members.get_mut(&claim)? {
             Member {
@@ -253,8 +254,8 @@ impl Sessions {
         }
     }
 
-    /// The claim once nothing is under way for it. A write that is older than `timeout` is
-    /// answered by nobody: its runtime has ended.
+    /// The claim, once no write is in flight for it. A write older than `timeout` will not be
+    /// answered, because its runtime has ended.
     pub(super) async fn settled(&self, claim: ClaimId, timeout: Duration) -> Option<Member> {
         loop {
             let member = self.member(claim)?;
@@ -275,7 +276,7 @@ impl Sessions {
         }
     }
 
-    /// Removes a claim, and remembers the doubt if a write of it may still arrive, or if it keeps
+    /// Removes a claim. The name is in doubt if one of its writes may still arrive, or if it keeps
     /// a gate closed.
     pub(super) fn forget(&self, claim: ClaimId) {
         let mut state = self.0.lock();
@@ -304,13 +305,13 @@ impl Sessions {
         state.sessions.get(&session).map(|session| session.armed)
     }
 
-    /// Whether a session may have ended: nobody renewed it for its whole ttl.
+    /// Whether a session may have ended because it was not renewed for its whole ttl.
     pub(super) fn is_due(&self, session: u128) -> bool {
         let armed = self.armed(session);
         armed.is_none_or(|armed| (armed.sent + armed.ttl).has_passed())
     }
 
-    /// Says that a session was renewed.
+    /// Records a renewal.
     pub(super) fn renewed(&self, session: u128, sent: BootTime) -> Option<LeaseStart> {
         let mut state = self.0.lock();
         let armed = &mut state.sessions.get_mut(&session)?.armed;
@@ -318,7 +319,7 @@ impl Sessions {
         Some(LeaseStart { sent, ..*armed })
     }
 
-    /// Says that a session is over.
+    /// Removes a session that has ended.
     pub(super) fn ended(&self, session: u128) {
         let mut state = self.0.lock();
         state.sessions.remove(&session);
@@ -329,7 +330,7 @@ impl Sessions {
         }
     }
 
-    /// Takes a session out if it has been idle for its ttl and another idle one is there.
+    /// Removes a session that has been idle for its ttl, if there is another idle one.
     pub(super) fn retire(&self, session: u128) -> bool {
         let mut state = self.0.lock();
         let Some(one) = state.sessions.get(&session) else {
@@ -348,7 +349,7 @@ impl Sessions {
         over
     }
 
-    /// The claims on a session, and its doubts.
+    /// The claims on a session, and the names in doubt.
     pub(super) fn on(&self, session: u128) -> (Vec<Member>, Vec<(Name, ClaimId)>) {
         let state = self.0.lock();
         let members = state.members.values();
@@ -359,7 +360,7 @@ impl Sessions {
         (members.cloned().collect(), doubts)
     }
 
-    /// Says that sessions, or this one, may have more in the store than is known here.
+    /// Records that all sessions, or this one, may have more in the store than is known here.
     pub(super) fn suspect(&self, session: Option<u128>) {
         let mut state = self.0.lock();
         match session {
@@ -372,21 +373,21 @@ impl Sessions {
         }
     }
 
-    /// The suspicion about a session that is to be looked into.
+    /// The suspicion about a session that is still to be examined.
     pub(super) fn suspicion(&self, session: u128) -> Option<u64> {
         let state = self.0.lock();
         let session = state.sessions.get(&session)?;
         (session.cleared != Some(state.suspicions)).then_some(state.suspicions)
     }
 
-    /// Says that a suspicion about a session was looked into.
+    /// Records that a suspicion about a session was examined.
     pub(super) fn cleared(&self, session: u128, suspicion: u64) {
         if let Some(session) = self.0.lock().sessions.get_mut(&session) {
             session.cleared = Some(suspicion);
         }
     }
 
-    /// Takes all sessions out.
+    /// Removes all sessions.
     pub(super) fn close(&self) -> Vec<u128> {
         let mut state = self.0.lock();
         state.members.clear();

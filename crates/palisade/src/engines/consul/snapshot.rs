@@ -1,13 +1,15 @@
 //! `Snapshot`: a line as it was read, and the transactions that change it.
 //!
-//! Pure but for the reads: every transaction is guarded, so that the servers decide and a stale snapshot only costs
-//! another try. Whole: the lock's key, locked by the session. Readers: the lock's key is a gate
-//! that every reader writes who comes, and each reader has a key of its own. A writer that waits
-//! for readers closes the gate: it locks the key, which stays a gate, and another write makes it
-//! the holder once the last reader has gone. Permits: Consul's own semaphore.
+//! Everything but the reads is pure. Every transaction is guarded, so the servers decide, and a
+//! stale snapshot only costs another attempt.
 //!
-//! A reader or a permit counts only while its own key is locked: deleting that key is the whole
-//! release and refuses nobody else.
+//! Whole: the lock's key, locked by the session. Readers: the lock's key is a gate that every new
+//! reader writes, and each reader has a key of its own. A writer that waits for readers closes the
+//! gate: it locks the key, which stays a gate. Another write makes it the holder once the last
+//! reader has gone. Permits: Consul's own semaphore.
+//!
+//! A reader or a permit counts only while its own key is locked. Deleting that key is the whole
+//! release, and it refuses nobody else.
 
 use std::collections::BTreeSet;
 
@@ -20,35 +22,35 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::engines::kit::cas::Retry;
 
-/// How many dead keys of one kind a transaction sweeps away; Consul takes 64 operations.
+/// How many dead keys of one kind one transaction deletes; Consul takes 64 operations.
 const SWEPT: usize = 20;
 
-/// A line as it was read. What was not read is taken for empty.
+/// A line as it was read. What was not read is assumed to be empty.
 #[derive(Debug, Clone)]
 pub(super) struct Snapshot {
     pub(super) line: Line,
     pub(super) lock: Option<Pair>,
-    /// What is below the lock.
+    /// The keys below the lock.
     pub(super) tree: Vec<Pair>,
-    /// The index of what is below the lock, as far as a query has told.
+    /// The index of the keys below the lock, as far as a query returned it.
     pub(super) tree_index: u64,
 }
 
-/// What claims can do about a line.
+/// What claims can do on a line.
 #[derive(Debug)]
 pub(super) enum Decision {
-    /// Apply these, which give the first so many claims their places.
+    /// Apply these operations, which grant this many of the claims, from the first.
     Take(Vec<Op>, usize),
-    /// Apply these, which close the gate, and wait for the readers to go.
+    /// Apply these operations, which close the gate, and wait for the readers to leave.
     Close(Vec<Op>),
-    /// Others hold; sleep on this.
+    /// Others hold; wait on this.
     Behind(Watch),
 }
 
-/// What a waiting claim sleeps on.
+/// What a waiting claim waits on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Watch {
-    /// What is below the lock, or the lock itself.
+    /// Whether it is the keys below the lock, or else the lock itself.
     pub(super) tree: bool,
     pub(super) index: u64,
 }
@@ -58,14 +60,14 @@ pub(super) struct Watch {
 pub(super) enum Spot {
     /// It has the lock itself.
     Whole,
-    /// It keeps the gate closed, and waits for the readers to go.
+    /// It keeps the gate closed, and waits for the readers to leave.
     Gate,
     Reader,
     Permit,
 }
 
 impl Spot {
-    /// Where a claim is that has what it asks for.
+    /// The spot of a claim that has what it asks for.
     pub(super) fn of(ask: Ask) -> Self {
         match ask.mode() {
             Mode::Exclusive => Self::Whole,
@@ -74,7 +76,7 @@ impl Spot {
         }
     }
 
-    /// The key that is its own.
+    /// Its own key.
     pub(super) fn key(self, line: &Line, claim: ClaimId, session: &str) -> String {
         match self {
             Self::Whole | Self::Gate => line.lock.clone(),
@@ -89,7 +91,7 @@ impl Spot {
 pub(super) struct Found {
     pub(super) spot: Spot,
     pub(super) sequence: u64,
-    /// When its key was written last.
+    /// The ModifyIndex of its key.
     pub(super) index: u64,
     pub(super) record: Record,
 }
@@ -102,7 +104,7 @@ impl Found {
 }
 
 impl Snapshot {
-    /// A line of which nothing was read: free, as it is most of the time.
+    /// A line that was not read, and is assumed to be free, as it is most of the time.
     pub(super) fn unread(line: Line) -> Self {
         Self {
             line,
@@ -112,12 +114,12 @@ impl Snapshot {
         }
     }
 
-    /// Reads a line, surely: by one transaction, unless the lock is there and was not expected,
-    /// or the other way round. Beside permits there is none.
+    /// Reads a line consistently: with one transaction, unless the guess whether the lock exists
+    /// was wrong. Next to permits there is no lock.
     ///
     /// # Errors
-    /// Those of [`Client::transact`], [`ErrorKind::Unreachable`] when the lock comes and goes all the
-    /// time.
+    /// Those of [`Client::transact`]; [`ErrorKind::Unreachable`] when the lock keeps appearing and
+    /// disappearing.
     pub(super) async fn read(client: &Client, line: &Line, mode: Mode) -> Result<Self> {
         let (mut exists, mut retry) = (mode != Mode::Permits, Retry::many());
         loop {
@@ -140,7 +142,7 @@ impl Snapshot {
         }
     }
 
-    /// Reads the lock alone, which decides for readers most of the time: there may be many.
+    /// Reads the lock alone, which usually suffices for readers, of which there may be many.
     pub(super) async fn read_lock(client: &Client, line: &Line) -> Result<Self> {
         let seen = client.read("look", &line.lock, false, Read::Consistent);
         Ok(Self {
@@ -169,7 +171,7 @@ impl Snapshot {
         self.tree.iter().find(|pair| pair.key == key)
     }
 
-    /// The semaphore's holders that live, and its limit; `None` when nobody does.
+    /// The semaphore's live holders, and its limit; `None` when there are none.
     pub(super) fn holders(&self) -> Option<Holders> {
         let pair = self.semaphore().filter(|pair| pair.flags == SEMAPHORE)?;
         let mut list: Holders = serde_json::from_slice(&pair.bytes()).ok()?;
@@ -182,7 +184,7 @@ impl Snapshot {
         (!list.holders.is_empty()).then_some(list)
     }
 
-    /// The session that has the lock's key: as a lock, or as a gate that it closed.
+    /// The session that has locked the lock's key, as a lock or as a gate that it closed.
     pub(super) fn locked_by(&self) -> Option<&str> {
         self.lock.as_ref().and_then(Pair::holder)
     }
@@ -192,12 +194,12 @@ impl Snapshot {
         self.lock.as_ref().is_some_and(|lock| lock.flags == READERS)
     }
 
-    /// Whether a reader lives.
+    /// Whether there is a live reader.
     pub(super) fn is_read(&self) -> bool {
         self.is_gate() && self.readers().any(|reader| reader.holder().is_some())
     }
 
-    /// Every claim that holds a key, where, and with its record, which other tools don't write.
+    /// Every claim that has locked a key, its spot, and its record, which other tools don't write.
     pub(super) fn claims(&self) -> impl Iterator<Item = (Spot, &Pair, &str, Option<Record>)> {
         let whole = if self.is_gate() {
             Spot::Gate
@@ -211,7 +213,7 @@ impl Snapshot {
         pairs.filter_map(|(spot, pair)| Some((spot, pair, pair.holder()?, pair.record())))
     }
 
-    /// Where a claim is, by its id and its session.
+    /// Finds a claim by its id and its session.
     pub(super) fn find(&self, claim: ClaimId, session: &str) -> Option<Found> {
         let id = claim.to_string();
         self.claims().find_map(|(spot, pair, holder, record)| {
@@ -230,12 +232,12 @@ impl Snapshot {
         })
     }
 
-    /// What gives the first of `members` its place, and others with it, or what it is behind. All
-    /// ask for the same.
+    /// The transaction that grants the first of `members`, and others with it, or what blocks it.
+    /// All members ask for the same.
     ///
     /// # Errors
-    /// [`ErrorKind::CapacityMismatch`] beside another kind, [`ErrorKind::Unusable`] for a key that is no
-    /// lock.
+    /// [`ErrorKind::CapacityMismatch`] next to another kind of claim; [`ErrorKind::Unusable`] for a
+    /// key that is not a lock.
     pub(super) fn decide(&self, members: &[Member]) -> Result<Decision> {
         let Some(first) = members.first() else {
             let message = "nobody asks (bug)";
@@ -264,7 +266,7 @@ impl Snapshot {
                 list.limit
             )),
             (Ask::Whole | Ask::READ, None) => {
-                // Its own lock is here: a gate that it closed.
+                // The gate that this claim closed is locked by its own session.
                 let ours = self.is_gate() && self.locked_by() == Some(&session);
                 if self.locked_by().is_some() && !ours {
                     return Ok(self.behind(false));
@@ -293,7 +295,7 @@ impl Snapshot {
                     limit: capacity,
                     ..Holders::default()
                 });
-                // A claim that has waited follows a limit that an operator changes meanwhile.
+                // A claim that has waited adopts a limit that an operator has changed meanwhile.
                 if list.limit != capacity && !(list.resized && first.waited) {
                     return Err(capacity_mismatch(list.limit, capacity));
                 }
@@ -308,8 +310,8 @@ impl Snapshot {
         }
     }
 
-    /// Sleeps from the newest index that was read. What was deleted before has a newer one, and
-    /// wakes the sleeper once more than needed; the query tells it then.
+    /// Waits from the newest index that was read. Earlier deletes have a newer index and cause one
+    /// superfluous wake-up, with which the query returns that index.
     fn behind(&self, tree: bool) -> Decision {
         let below = self.tree.iter().map(|pair| pair.modify_index);
         let index = if tree {
@@ -320,7 +322,7 @@ impl Snapshot {
         Decision::Behind(Watch { tree, index })
     }
 
-    /// Checks that there are no permits, and removes the semaphore if nobody lives in it.
+    /// Checks that there are no permits, and removes the semaphore if it has no live holder.
     fn no_permits(&self) -> Vec<Op> {
         let (key, pair) = (self.line.semaphore(), self.semaphore());
         let mut ops = vec![Op::unchanged(&key, pair)];
@@ -335,7 +337,7 @@ impl Snapshot {
         delete_dead(self.permits().map(|(_, pair)| pair))
     }
 
-    /// Only beside a guard of the gate's index: a reader that comes again has the same key.
+    /// Only together with a guard on the gate's index: a reader that comes again has the same key.
     fn dead_readers(&self) -> impl Iterator<Item = Op> {
         delete_dead(self.readers())
     }
@@ -349,8 +351,8 @@ impl Snapshot {
         ops
     }
 
-    /// Guarded by the gate being open, not by its index, so that readers don't refuse each other.
-    /// Each writes the gate, so that whoever counted on an index of it is refused.
+    /// Guarded by the gate being open and not by its index, so that readers don't refuse each
+    /// other. Each reader writes the gate, so a transaction that relies on its index is refused.
     fn take_read(&self, members: &[Member]) -> Vec<Op> {
         let lock = &self.line.lock;
         let open = match &self.lock {
@@ -360,7 +362,8 @@ impl Snapshot {
         let mut ops = vec![open];
         ops.extend(self.no_permits());
         if self.lock.is_some() && !self.is_gate() {
-            // Left by a session that ended: only a lock asks for its lock-delay.
+            // Left behind by a session that ended. Consul checks the lock-delay only for a lock
+            // operation.
             let session = members[0].session_text();
             ops.push(Op::lock(lock, &session, READERS, ""));
             ops.push(Op::unlock(lock, &session));
@@ -392,14 +395,14 @@ impl Snapshot {
         ops
     }
 
-    /// Closes the gate. Whoever opens it again, or makes it something else, moves its index.
+    /// Closes the gate. Opening it again, or turning it into something else, changes its index.
     fn close(&self, member: &Member) -> Vec<Op> {
         let lock = &self.line.lock;
         vec![Op::unlocked(lock), member.lock(lock, READERS)]
     }
 
-    /// Removes what is left of a line in which nobody lives. `None` when somebody does, when
-    /// nothing is left, or when it is not ours.
+    /// Removes what is left of a line without live claims. `None` when there are some, when nothing
+    /// is left, or when it is not ours.
     pub(super) fn remains(&self) -> Option<Vec<Op>> {
         let ours = |lock: &Pair| match lock.flags {
             LOCK => lock.record().is_some(),
@@ -418,7 +421,7 @@ impl Snapshot {
             return None;
         }
         let semaphore = self.semaphore();
-        // Whoever comes moves one of these.
+        // A claim that comes meanwhile changes one of these.
         let mut ops = vec![
             Op::unchanged(&self.line.lock, self.lock.as_ref()),
             Op::unchanged(&self.line.semaphore(), semaphore),
@@ -437,7 +440,7 @@ impl Snapshot {
         (ops.len() > 2).then_some(ops)
     }
 
-    /// Makes the holder of the whole line a reader, with the count that it has.
+    /// Turns the holder of the whole line into a reader with the same token.
     pub(super) fn downgrade(&self, claim: ClaimId, session: &str, record: &Record) -> Vec<Op> {
         let lock = &self.line.lock;
         vec![
@@ -448,8 +451,8 @@ impl Snapshot {
         ]
     }
 
-    /// Makes the one reader the holder of the whole line; `None` when others read, or a writer
-    /// waits.
+    /// Turns the only reader into the holder of the whole line; `None` when there are other
+    /// readers, or a writer waits.
     pub(super) fn upgrade(
         &self,
         claim: ClaimId,
@@ -471,7 +474,7 @@ impl Snapshot {
         Some(ops)
     }
 
-    /// Gives the semaphore another limit; `None` when nobody lives in it.
+    /// Changes the semaphore's limit; `None` when it has no live holder.
     pub(super) fn resize(&self, limit: u32) -> Option<Vec<Op>> {
         let (key, mut list) = (self.line.semaphore(), self.holders()?);
         (list.limit, list.resized) = (limit, true);
@@ -482,7 +485,7 @@ impl Snapshot {
     }
 }
 
-/// Takes a claim out, if its key was last written at `index`.
+/// Removes a claim, if its key has this ModifyIndex.
 pub(super) fn remove(
     spot: Spot,
     index: u64,
@@ -493,7 +496,8 @@ pub(super) fn remove(
     let key = spot.key(line, claim, session);
     let mut ops = vec![Op::check_index(&key, index)];
     match spot {
-        // The readers inside stay, and others may come again. An unlock takes the flags away.
+        // The readers stay, and others may come again. An unlock clears the flags, so the gate is
+        // written again.
         Spot::Gate => ops.extend([Op::unlock(&key, session), Op::gate(&key)]),
         Spot::Whole | Spot::Reader | Spot::Permit => ops.push(Op::delete(&key)),
     }
@@ -619,7 +623,7 @@ mod tests {
         };
         let decision = full.decide(&members[3..]).unwrap();
         assert!(matches!(decision, Decision::Behind(_)), "{decision:?}");
-        // One that is listed counts only while its own key is locked.
+        // A listed holder counts only while its own key is locked.
         full.tree.pop();
         let decision = full.decide(&members[3..]).unwrap();
         assert!(matches!(decision, Decision::Take(_, 1)), "{decision:?}");

@@ -1,5 +1,5 @@
-//! `enter` and `wait`: a place is taken in one transaction, which also reads who is ahead; a
-//! waiter watches the nearest one that excludes it, and looks when that changes.
+//! `enter` and `wait`. One transaction takes a place and reads who is ahead. A waiter watches the
+//! nearest place that excludes it, and reads the line again when that changes.
 
 use std::sync::Arc;
 
@@ -24,23 +24,23 @@ use crate::core::ticket::Ticket;
 use crate::core::wait::look_by;
 use crate::engines::kit::Link;
 
-/// What is known of a claim of this client from its enter to its leave.
+/// A claim of this client, from its enter to its leave.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub(super) lease: Living,
-    /// Whether the lease is of this claim alone.
+    /// Whether this claim has the lease to itself.
     pub(super) own: bool,
-    /// Whether it asks for the whole line.
+    /// Whether it claims the whole line.
     pub(super) whole: bool,
-    /// The key of its place.
+    /// Its key.
     pub(super) key: Arc<str>,
-    /// The create revision of its place; 0 until it was answered.
+    /// The create revision of its key; 0 until the reply has arrived.
     pub(super) created: i64,
-    /// Whose change may let it in.
+    /// The place whose change may grant it.
     pub(super) ahead: Option<Ahead>,
 }
 
-/// How often an enter is repeated when the lease it was to hang on has ended.
+/// How often an enter is repeated because its lease has ended.
 const LEASES: usize = 3;
 
 pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
@@ -50,10 +50,10 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
         let own = before.as_ref().filter(|known| known.own);
         let own = own.map(|known| known.lease);
         let lease = engine.leases.for_claim(&engine.client, claim, own);
-        // Without the right to it a lease that was granted meanwhile ends by itself.
+        // Without the right a lease that was granted meanwhile expires by itself.
         let allowed = engine.allowed.get_or_try_init(|| check_rights(engine));
         let (_, lease) = try_join(allowed, lease).await?;
-        // The same claim again has the same key, unless its lease has ended since.
+        // A repeated enter uses the same key, unless its lease has ended since.
         let again = before.as_ref().filter(|known| known.lease.id == lease.id);
         let key = again
             .map(|known| Arc::clone(&known.key))
@@ -67,7 +67,8 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
             created: 0,
             ahead: None,
         };
-        // Before anything is sent: a leave must find the place of an enter that was dropped.
+        // Recorded before anything is sent, so that a leave finds the place of an enter that was
+        // dropped.
         engine.known.lock().insert(claim.id, known);
         let stale = before.as_ref().filter(|known| known.lease.id != lease.id);
         let stale = stale.map(|known| Arc::clone(&known.key));
@@ -81,11 +82,11 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
         };
         let entered = entry.enter().await;
         let taken = match &entered {
-            // Nothing hangs on a lease that has ended: it was revoked, or forgotten.
+            // The lease has ended: it was revoked, or a restored cluster does not know it.
             Err(error) if error.kind() == ErrorKind::Lost => {
                 engine.leases.retire(lease.id);
                 engine.alarm(Alarm::Lease(lease_id(lease.id)));
-                // An own lease took its place with it, and is not used again.
+                // A lease of its own took the place with it, and is not used again.
                 entry.restore(before.filter(|known| !known.own));
                 continue;
             }
@@ -94,7 +95,7 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
         };
         if !taken {
             let unreachable = matches!(&entered, Err(error) if error.is_transient());
-            // Unless an earlier copy is under way, nothing hangs on the lease, and the key is
+            // Unless an earlier copy is in flight, nothing is attached to the lease, and the key is
             // unused.
             if before.is_none() && !unreachable {
                 if claim.renewed {
@@ -111,15 +112,15 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
     Err(Error::new(ErrorKind::Unreachable, "enter", message))
 }
 
-/// Sees, once, that the user may write where the engine keeps its own records: without that
-/// neither a renewal nor a release goes through, and a lock would be lost at its ttl.
+/// Checks, once, that the user may write the engine's own records. Without that right renewals and
+/// releases would fail, and a lock would be lost at its ttl.
 async fn check_rights(engine: &Inner) -> Result<()> {
     let marks = format!("{}{}", keys::MARKS, engine.keys.scope(""));
     let look = RangeRequest {
         limit: 1,
         ..txn::all(&marks)
     };
-    // Of keys that never exist: the rights are checked, and nothing is changed.
+    // These keys never exist, so the rights are checked and nothing is changed.
     let mut operations = vec![
         txn::read(look),
         txn::delete(marks),
@@ -136,19 +137,19 @@ async fn check_rights(engine: &Inner) -> Result<()> {
                            role grant-permission ROLE readwrite .palisade/ --prefix=true";
             Err(Error::new(ErrorKind::Denied, "enter", message))
         }
-        // Nothing was to be changed.
+        // The request was not meant to change anything, so the error is rebuilt as not applied.
         Err(error) => Err(Error::new(error.kind(), "enter", error.message())),
     }
 }
 
-/// One try of one claim on one lease.
+/// One attempt of a claim on one lease.
 struct Entry<'a> {
     engine: &'a Inner,
     claim: &'a Claim,
     prefix: &'a str,
     lease: Living,
     key: &'a Arc<str>,
-    /// The key of an earlier copy on a lease that has ended since.
+    /// The key of an earlier copy, on a lease that has ended since.
     stale: Option<Arc<str>>,
 }
 
@@ -157,8 +158,8 @@ impl Entry<'_> {
         if self.claim.queue || self.claim.ask == Ask::Whole {
             return self.take(self.claim.queue).await;
         }
-        // A claim for a part that does not queue takes its place if it would hold at once, and
-        // leaves it if that has changed.
+        // A claim for a part that does not queue takes a place if it would hold at once, and gives
+        // the place back if the line has changed in between.
         let all = txn::all(self.prefix);
         let found = self.engine.client.call("enter", all).await?;
         let line = self.line(found.kvs, revision(&found.header));
@@ -180,8 +181,8 @@ impl Entry<'_> {
         }
     }
 
-    /// Takes the last place, or, if the claim is not to queue, only that in an empty line; and
-    /// reads who is in the line, since who is ahead decides.
+    /// Takes the last place, or without `queue` only a place in an empty line. The same transaction
+    /// reads the line, because the places ahead decide.
     async fn take(&self, queue: bool) -> Result<Entered> {
         let (keys, key) = (&self.engine.keys, self.key.as_bytes());
         let record = Record::new(self.claim);
@@ -225,15 +226,15 @@ impl Entry<'_> {
         Snapshot::new(&self.engine.keys, self.prefix, kvs, seen)
     }
 
-    /// Where the claim, whose key is there, stands in the line as it was seen.
+    /// The result for a claim whose key exists, from the line as it was read.
     async fn place(&self, line: Snapshot) -> Result<Entered> {
         let Some(at) = line.find(self.key.as_bytes()) else {
-            // Its lease ended, or it was taken away.
-            let message = "the place was taken away while it was asked for";
+            // Its lease has ended, or the place was removed.
+            let message = "the place was removed while the request was in flight";
             return Err(Error::new(ErrorKind::Unreachable, "enter", message).maybe_applied());
         };
         let place = &line.line.seats[at].extra;
-        // As its key says: an operator may have given the line another capacity since it came.
+        // As recorded with its key: an operator may have resized the line since.
         if let Some((live, asked)) = place.misfit {
             self.give_back().await?;
             return Err(capacity_mismatch(live, asked));
@@ -245,7 +246,7 @@ impl Entry<'_> {
         let exists = vec![txn::exists(self.key.as_bytes())];
         let given = txn::only_if(exists, self.engine.deletes(self.key.as_bytes()));
         let given = self.engine.client.call("enter", given).await;
-        // Without an answer the place may still be there.
+        // Without a reply the place may still exist.
         given.map(drop).map_err(Error::maybe_applied)
     }
 
@@ -274,8 +275,8 @@ impl Entry<'_> {
         }
     }
 
-    /// Nothing was taken: an earlier copy of the claim may still be under way, and without one
-    /// there is nothing to know.
+    /// Nothing was taken. The record of an earlier copy, which may still be in flight, is restored;
+    /// without one the claim is forgotten.
     fn restore(&self, before: Option<Known>) {
         let mut known = self.engine.known.lock();
         match before {
@@ -285,8 +286,8 @@ impl Entry<'_> {
     }
 }
 
-/// Sleeps until the place may have changed, and looks. Whatever changes after the last look is
-/// pushed; what changed before the watch began is found by a look at once.
+/// Sleeps until the place may have changed, then reads the line. A change after the last read is
+/// pushed. If the watch began after that read, the line is read again at once.
 pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Result<Place> {
     let prefix = engine.keys.line(&ticket.name)?;
     let Some(key) = engine.key_of(ticket) else {
@@ -300,7 +301,7 @@ pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Re
         prefix: &prefix,
         key: key.as_bytes(),
     };
-    // Known from the enter, or from an earlier look.
+    // From the enter, or from an earlier read.
     let mut seen = match known.and_then(|known| known.ahead) {
         Some(ahead) if !until.has_passed() => Err(ahead),
         _ => waiter.look(None).await?,
@@ -313,14 +314,15 @@ pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Re
         };
         let told_by = waiter.sleep(ahead, until).await?;
         seen = waiter.look(told_by.as_ref()).await?;
-        // A member that lags may have no place for it yet: that it is gone, a majority must say.
+        // A member that lags may not have the key yet, so only a linearizable read may conclude
+        // that it is gone.
         if told_by.is_some() && matches!(seen, Ok(Place::Gone)) {
             seen = waiter.look(None).await?;
         }
     }
 }
 
-/// One claim that waits.
+/// One waiting claim.
 struct Waiter<'a> {
     engine: &'a Inner,
     ticket: &'a Ticket,
@@ -330,14 +332,14 @@ struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Sleeps until what was seen may have changed, and answers with the link to the member that
-    /// said so; with nothing when it is time to look, or nothing is reported any more.
+    /// Sleeps until the line may have changed, and returns the link to the member that reported it;
+    /// `None` when the sleep is over or the watch has ended.
     async fn sleep(&self, ahead: Ahead, until: BootTime) -> Result<Option<Link<Connection>>> {
         let range = match ahead.key {
             Some(key) => Range {
                 key,
                 end: Vec::new(),
-                // Who asks for the whole line gains nothing by what others change their place to.
+                // A claim to the whole line gains nothing when another place changes its weight.
                 deletes: self.whole,
             },
             None => Range::under(self.prefix),
@@ -350,19 +352,19 @@ impl Waiter<'_> {
         Ok(changed.map(|_| link))
     }
 
-    /// Where the claim stands, or whom it waits for. Only a look with its own key in the answer
+    /// The claim's place, or the place that it waits for. Only a read that contains its own key
     /// counts.
     ///
-    /// A member that has just reported a change has applied it: over its `link` it is asked for
-    /// what it knows, without asking the others. That may be stale, but whoever is ahead can only
-    /// go, so that a place which held at any revision holds while its key is there and its lease
-    /// is good.
+    /// A member that reported a change has applied it, so it is asked over its `link` for a
+    /// serializable read, without the others. That read may be stale, but places ahead can only go
+    /// away: a claim that held at any revision holds as long as its key exists and its lease is
+    /// valid.
     async fn look(
         &self,
         link: Option<&Link<Connection>>,
     ) -> Result<std::result::Result<Place, Ahead>> {
         let created = i64::try_from(self.ticket.sequence).unwrap_or(0);
-        // Without its create revision the youngest may not be its own key.
+        // Without a create revision to bound the read, the youngest key may not be its own.
         let range = RangeRequest {
             max_create_revision: created,
             serializable: link.is_some(),

@@ -1,7 +1,5 @@
-//! etcd's own raw operations: what a lock costs with nothing of palisade in between.
-//!
-//! Two transactions for lock and unlock, a watch and a delete for a baton, over the same client
-//! library and connection.
+//! The raw operations that `bench` compares with: two transactions for lock and unlock, a watch and
+//! a delete for a hand-over, with the same client library and connection.
 
 use std::sync::Arc;
 
@@ -16,19 +14,18 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 
-/// The raw operations on one cluster.
 struct Raw {
     inner: Inner,
     lease: OnceCell<i64>,
 }
 
-/// Long enough for a run; nobody keeps it alive.
+/// Long enough for a run; the lease is never renewed.
 const TTL: std::time::Duration = std::time::Duration::from_secs(3600);
 
-/// Opens what the URL names.
+/// Opens the cluster that the URL names.
 ///
 /// # Errors
-/// As the engine's own.
+/// As opening the engine.
 pub(super) async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
     let inner = super::config::open(url, settings).await?;
     let lease = OnceCell::new();

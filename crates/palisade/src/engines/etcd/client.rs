@@ -1,7 +1,7 @@
-//! `Client`: the calls of the engine, over a [`Connection`] to whichever member answers.
+//! `Client`: the calls of the engine, over a [`Connection`] to any member that answers.
 //!
-//! Every call is bounded by `timeout`. When an answer does not come and there is another member to
-//! turn to, the connection is given up at once.
+//! Every call is bounded by `timeout`. If a reply does not arrive in time and there is another
+//! member, the connection is dropped at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,14 @@ use super::watch::{Range, Watch, Watcher};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Link, PerRuntime, timed};
 
-/// The largest answer that is taken: a survey of very many lines.
+/// The largest reply that is accepted: a survey of very many lines.
 const LARGEST: usize = 64 << 20;
 
 /// A connection to one member.
 #[derive(Clone)]
 pub(super) struct Connection {
     grpc: tonic::client::Grpc<Channel>,
-    /// What the login was answered with; every request carries it.
+    /// The token from the login, which every request carries.
     token: Option<MetadataValue<Ascii>>,
     watcher: Arc<Mutex<Option<Arc<Watcher>>>>,
 }
@@ -51,7 +51,7 @@ impl Connection {
         request
     }
 
-    /// One request, one answer.
+    /// A unary call.
     pub(super) async fn call<C: Call>(&self, message: C) -> std::result::Result<C::Answer, Status> {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(error::not_sent)?;
@@ -60,7 +60,7 @@ impl Connection {
         Ok(answer.await?.into_inner())
     }
 
-    /// A stream of requests and one of answers.
+    /// A bidirectional stream.
     pub(super) async fn stream<C: Call>(
         &self,
         requests: impl Stream<Item = C> + Send + 'static,
@@ -72,13 +72,13 @@ impl Connection {
         Ok(answers.await?.into_inner())
     }
 
-    /// The one stream of watches on this connection, opened when it is needed.
+    /// The single watch stream of this connection, opened on demand.
     fn watcher(&self) -> Arc<Watcher> {
         let mut watcher = self.watcher.lock();
         match &*watcher {
             Some(open) if !open.is_over() => Arc::clone(open),
-            // Its task has a connection that does not lead back to the watcher, which would then
-            // never be dropped.
+            // The watcher's task gets a connection without a reference back to the watcher, which
+            // would otherwise never be dropped.
             _ => Arc::clone(watcher.insert(Watcher::open(Self {
                 watcher: Arc::default(),
                 ..self.clone()
@@ -91,14 +91,14 @@ impl Connection {
 pub(super) struct Client {
     pub(super) links: PerRuntime<Connection>,
     pub(super) timeout: Duration,
-    /// Whether there is another member to turn to when one does not answer.
+    /// Whether there is another member to try when one does not answer.
     pub(super) several: bool,
-    /// Whether requests carry a login, which ends after a while.
+    /// Whether requests carry a login token, which expires.
     pub(super) logs_in: bool,
 }
 
 impl Client {
-    /// Asks whichever member answers.
+    /// Calls any member that answers.
     pub(super) async fn call<C: Call>(
         &self,
         operation: &'static str,
@@ -109,7 +109,7 @@ impl Client {
         self.judged(operation, &link, called).await
     }
 
-    /// Asks the member that `link` leads to, and no other.
+    /// Calls the member behind `link`, and no other.
     pub(super) async fn call_over<C: Call>(
         &self,
         link: &Link<Connection>,
@@ -120,9 +120,9 @@ impl Client {
         self.judged(operation, link, called).await
     }
 
-    /// Keeps leases alive: all on one stream of their own, so that no late answer to an earlier
-    /// call can be taken for one to this, and counted from the wrong time. Answers with what
-    /// came, and with the header of a write that a majority confirmed afterwards.
+    /// Renews leases, all on a new stream, so that a late reply to an earlier call can't be taken
+    /// for one to this call and be counted from the wrong time. Returns the replies, and the header
+    /// of a write that a majority confirmed afterwards.
     pub(super) async fn keep_alive(&self, leases: &[i64]) -> Result<(Vec<LeaseResponse>, Header)> {
         let link = self.links.get().await?;
         let requests = leases.iter().map(|&id| LeaseKeepAliveRequest { id });
@@ -134,7 +134,8 @@ impl Client {
             while let Some(answer) = answers.next().await {
                 answered.push(answer?);
             }
-            // A write, though of nothing: reads are known to be stale while leaders change.
+            // A write that changes nothing: etcd's reads are known to be stale during a change of
+            // leader.
             let nothing = txn::plain(vec![txn::delete(keys::NOTHING)]);
             let confirmed = link.connection.call(nothing).await?;
             Ok((answered, confirmed.header.unwrap_or_default()))
@@ -142,8 +143,8 @@ impl Client {
         self.judged("renew", &link, called).await
     }
 
-    /// Begins a watch, and returns when every further change is reported; also with the link to
-    /// the member that does so.
+    /// Starts a watch, and returns once every further change is reported; also returns the link to
+    /// the member that reports.
     pub(super) async fn watch(
         &self,
         operation: &'static str,
@@ -154,13 +155,13 @@ impl Client {
         let why = match tokio::time::timeout(self.timeout, watch.changed_since(0)).await {
             Ok(Some(_)) => return Ok((watch, link)),
             Ok(None) => "etcd has ended the watch",
-            Err(_) => "the watch was not begun in time",
+            Err(_) => "the watch did not start in time",
         };
         self.links.broken(&link).await;
         Err(Error::new(ErrorKind::Unreachable, operation, why))
     }
 
-    /// Waits for the answer to a call over `link`, and judges the link by it.
+    /// Waits for the reply to a call over `link`, and drops the link if it is broken.
     async fn judged<T>(
         &self,
         operation: &'static str,
@@ -181,7 +182,7 @@ impl Client {
                 Err(error::of(operation, &status, self.logs_in))
             }
             Err(late) => {
-                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                // A renewal can't afford a second timeout, and a leave is retried.
                 if self.several || matches!(operation, "renew" | "leave") {
                     self.links.broken(link).await;
                 } else {
@@ -192,7 +193,7 @@ impl Client {
         }
     }
 
-    /// Whether the connection is of no use any more.
+    /// Whether the connection is no longer usable.
     fn is_over(&self, status: &Status) -> bool {
         match status.code() {
             Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => true,
@@ -203,7 +204,7 @@ impl Client {
     }
 }
 
-/// The revision of an answer.
+/// The revision in a reply's header.
 pub(super) fn revision(header: &Option<Header>) -> i64 {
     header.as_ref().map_or(0, |header| header.revision)
 }

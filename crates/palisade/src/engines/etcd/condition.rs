@@ -1,23 +1,23 @@
-//! `EtcdHold`: a hold as a condition for the user's own etcd transactions.
+//! `EtcdHold`: a hold as a condition in the user's own etcd transactions.
 //!
-//! A write that carries the condition is applied only while the hold's key is there: checked by
-//! etcd in the same step, so that no pause of the writer can come in between.
+//! A write with the condition is applied only while the hold's key exists. etcd checks it
+//! atomically with the write, so a pause of the writer can't come in between.
 
 use super::keys;
 use super::leases::number;
 use crate::core::hold::Hold;
 
-/// True in an etcd transaction exactly while the hold has its place.
+/// A condition that is true in an etcd transaction exactly while the hold has its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Condition {
     /// The key of the place.
     pub key: Vec<u8>,
-    /// The create revision that it must have.
+    /// The create revision that the key must have.
     pub create_revision: i64,
 }
 
-/// What holds of this engine can do beside the rest.
+/// Extensions for holds of `etcd:`.
 pub trait EtcdHold {
     /// The condition to put into the user's own transaction, with any client of etcd:
     /// *create revision of `key` equals `create_revision`* (in Go

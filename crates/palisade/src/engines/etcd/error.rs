@@ -1,5 +1,5 @@
-//! What a refusal or failure of etcd means, in our own words: those of the gRPC library may hold
-//! addresses. Says whether a change may have been applied.
+//! The meaning of a refusal or failure of etcd, and whether a change may have been applied. The
+//! messages are our own, because those of the gRPC library may contain addresses.
 
 use tonic::{Code, Status};
 
@@ -9,16 +9,15 @@ use crate::core::error::{Error, ErrorKind};
 pub(super) const NO_RIGHT: &str = "etcd denies this user the keys; grant its role readwrite on \
                                    the prefix of the namespace and on .palisade/";
 
-/// The message of a status that stands for a request that never left.
+/// The message of a status for a request that was never sent.
 const NOT_SENT: &str = "not sent";
 
-/// The status of a request that never left.
+/// The status of a request that was never sent.
 pub(super) fn not_sent(_: tonic::transport::Error) -> Status {
     Status::new(Code::Unavailable, NOT_SENT)
 }
 
-/// The error for `status`; `logs_in` says whether requests carry a login, which ends after a
-/// while.
+/// The error for `status`; `logs_in` says whether requests carry a login token, which expires.
 pub(super) fn of(operation: &'static str, status: &Status, logs_in: bool) -> Error {
     let said = status.message();
     let (kind, message) = match status.code() {
@@ -30,8 +29,8 @@ pub(super) fn of(operation: &'static str, status: &Status, logs_in: bool) -> Err
         Code::InvalidArgument if said.contains("authentication failed") => {
             (ErrorKind::Denied, "etcd refuses the user or the password")
         }
-        // The login ended, or a member that was restarted has forgotten it: the next connection
-        // logs in again. etcd checks it before it does anything.
+        // The login token has expired, or a restarted member has forgotten it; the next connection
+        // logs in again. etcd checks the token before it executes anything.
         Code::Unauthenticated if logs_in => (
             ErrorKind::Unreachable,
             "the login has ended; logging in again",

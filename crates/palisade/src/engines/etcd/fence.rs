@@ -1,5 +1,5 @@
-//! Fenced keys: one transaction that compares the mark with the token and puts both it and the
-//! data. Marks are 20 digits, which etcd compares as text.
+//! Fenced keys: one transaction compares the mark with the token, and puts the new mark and the
+//! data. Marks have 20 digits, so that etcd can compare them as text.
 //!
 //! The mark of a resource is `.palisade/fence/` + `NS/NAME`, its data `.palisade/data/` + the
 //! same; with `namespace=` the data is the key NAME itself.
@@ -18,7 +18,7 @@ use crate::core::token::Token;
 use crate::core::url::{Settings, Url};
 use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
 
-/// How often a write tries again because another made or removed the mark in between.
+/// How often a write is retried because others created or removed the mark in between.
 const TRIES: u32 = 20;
 
 /// Opens the fenced storage of a cluster.
@@ -47,7 +47,7 @@ impl Fencing {
     /// # Errors
     /// As [`Keys::line`].
     fn of(keys: &Keys, resource: &Name) -> Result<Self> {
-        // Refuses the names that can't be used as they are.
+        // Refuses names that can't be used unchanged.
         keys.line(resource)?;
         let key = keys.scope(resource.as_str());
         let data = if keys.shared_with_others() {
@@ -79,7 +79,7 @@ impl Store {
         let keys = Fencing::of(&self.inner.keys, resource)?;
         let mut writes = vec![put(keys.mark.clone(), digits(number).into_bytes(), 0)];
         writes.extend(data.map(|data| put(keys.data.clone(), data, 0)));
-        // etcd has no "at most", and a key that is absent is neither less nor more.
+        // etcd has no "at most" comparison, and an absent key is neither less nor greater.
         let above = match self.rule {
             Rule::Strict => number,
             _ => number.saturating_add(1),
@@ -169,7 +169,7 @@ impl Fence for EtcdFence {
     }
 }
 
-/// True if the key is there and its value is below `value`, as text.
+/// True if the key exists and its value is below `value`, as text.
 fn value_below(key: &[u8], value: &str) -> Compare {
     Compare {
         result: LESS,

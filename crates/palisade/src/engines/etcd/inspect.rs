@@ -1,4 +1,4 @@
-//! `survey` and `check`: what is shown to people. A report decides nothing.
+//! `survey` and `check`: reports for people. No decision depends on them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -19,11 +19,11 @@ use crate::core::line::Seat;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit;
 
-/// Up to how many leases a survey asks for their remaining time, one request each; where there
-/// are more, times are left out.
+/// A survey asks for the remaining time of at most this many leases, one request each. With more
+/// leases the times are left out.
 const LEASES_ASKED: usize = 64;
 
-/// A line, or all lines, as etcd shows them at one revision.
+/// The lines in the scope, as of one revision.
 pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineReport>> {
     let keys = &engine.keys;
     let mut lines = BTreeMap::new();
@@ -32,7 +32,7 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
             let line = snapshot::line(engine, "survey", &keys.line(name)?).await?;
             lines.insert(name.to_string(), line);
         }
-        // Only what carries our records: the rest of the store belongs to others.
+        // Only keys with our owner records; the rest of the store belongs to others.
         Scope::Prefix(prefix) if keys.shared_with_others() => {
             let ours = RangeRequest {
                 keys_only: true,
@@ -70,7 +70,7 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
 
 fn claim(engine: &Inner, seat: Seat<Place>, leases: &HashMap<i64, Duration>) -> ClaimReport {
     let (is_held, place) = (seat.is_held(), seat.extra);
-    // The value of another tool's ticket is the proposal of a candidate.
+    // The value of another tool's key is the proposal of a candidate.
     let foreign = || {
         let is_told = engine.keys.shared_with_others() && !place.value.is_empty();
         is_told.then(|| String::from_utf8_lossy(&place.value).into_owned())
@@ -90,7 +90,7 @@ fn claim(engine: &Inner, seat: Seat<Place>, leases: &HashMap<i64, Duration>) -> 
     }
 }
 
-/// How long leases still run, at the most.
+/// The time left on leases, at most.
 async fn remaining<'a>(
     engine: &Inner,
     lines: impl Iterator<Item = &'a Snapshot>,
@@ -103,7 +103,7 @@ async fn remaining<'a>(
     let ask = |id: i64| async move {
         let request = LeaseTimeToLiveRequest { id, keys: false };
         let answer = engine.client.call("survey", request).await.ok()?;
-        // etcd says whole seconds, rounded down.
+        // etcd rounds down to whole seconds.
         let ttl = (answer.ttl + 1).min(answer.granted_ttl);
         (answer.ttl >= 0).then(|| (id, seconds(ttl)))
     };
@@ -111,7 +111,7 @@ async fn remaining<'a>(
     answers.into_iter().flatten().collect()
 }
 
-/// What is known to be unsafe or in the way about this cluster.
+/// Findings about what is unsafe or broken in this cluster.
 pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     let status = engine.client.call("check", StatusRequest {}).await?;
     let mut findings = Vec::new();
@@ -161,7 +161,7 @@ fn finding(
 async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
     let answer = match engine.client.call("check", AlarmRequest {}).await {
         Ok(answer) => answer,
-        // Only an operator's role may ask; then an operator has to look.
+        // Only an operator's role may list alarms.
         Err(error) if error.kind() == ErrorKind::Denied => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
@@ -183,21 +183,21 @@ async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
     Ok(known.map(|(_, finding)| finding).collect())
 }
 
-/// Asks for a lease of one second and sees what is granted.
+/// Requests a lease of one second, to see the shortest ttl that is granted.
 async fn ttl_floor(engine: &Inner) -> Option<Finding> {
     let second = Duration::from_secs(1);
     let granted = engine.leases.grant(&engine.client, second).await.ok()?;
-    // Without an answer it ends by itself.
+    // Without a reply the lease expires by itself.
     let _ = leases::revoke(&engine.client, "check", granted.id).await;
     let floor = granted.armed.ttl;
     (floor > CAPABILITY.ttl.min).then(|| {
         let message = format!("a shorter ttl is granted as {floor:?}: 1.5 election timeouts");
-        let remedy = "reckon with it: a lock whose holder died is free after that time";
+        let remedy = "plan for it: a lock whose holder died is free after that time";
         finding(Severity::Info, "ttl_floor", message, remedy)
     })
 }
 
-/// What is known of a version, by the issue that tells it.
+/// The known bugs of a version, by issue.
 fn of_version(version: &str) -> Option<Finding> {
     let number = |part: &str| -> Option<u32> {
         let end = part.find(|c: char| !c.is_ascii_digit());

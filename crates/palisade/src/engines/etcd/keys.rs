@@ -1,13 +1,14 @@
-//! The layout: which keys a line has, and what their values say.
+//! The keys of a line, and their values.
 //!
-//! A place in the line NAME is `NS/NAME/<lease hex>-<claim id>`, beside the keys of Go's
-//! `concurrency` package (`NS/NAME/<lease hex>`). In a namespace of ours `/` and `%` of a name
-//! are written `%2F` and `%25`, and the value of a place is its [`Record`]. With `namespace=` a
-//! name is used as it is, and the value is what other tools expect of a lock or a candidate
-//! (nothing, or the proposal); the record is kept under `.palisade/owner/` + key. Only readers and
-//! permits, which no other tool knows, have a marked record as their value too. A place whose
-//! record can't be read takes the whole line. `.palisade/evict/` + key is an operator's mark. All
-//! of them hang on the lease of the place.
+//! A place in the line NAME is `NS/NAME/<lease hex>-<claim id>`, next to the keys of Go's
+//! `concurrency` package (`NS/NAME/<lease hex>`). With a namespace, `/` and `%` in a name are
+//! escaped as `%2F` and `%25`, and the value of a place is its [`Record`]. With `namespace=` a name
+//! is used unchanged, and the value is what other tools expect of a lock or a candidate (empty, or
+//! the proposal); the record is kept under `.palisade/owner/` + key. Only readers and permits,
+//! which no other tool knows, have a marked record as their value even then.
+//!
+//! A place whose record can't be read takes the whole line. `.palisade/evict/` + key is an
+//! operator's eviction mark. All of these keys are attached to the lease of the place.
 
 use std::sync::Arc;
 
@@ -18,26 +19,26 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 
-/// What nothing but the engine's own records begins with.
+/// The prefix of the engine's own records.
 const RESERVED: &str = ".palisade/";
 pub(super) const OWNERS: &str = ".palisade/owner/";
 pub(super) const MARKS: &str = ".palisade/evict/";
-/// A key that never exists, to write without changing anything.
+/// A key that never exists, for writes that change nothing.
 pub(super) const NOTHING: &str = ".palisade/nothing";
 
-/// What the value of a reader or permit begins with where values belong to other tools.
+/// The prefix of a reader's or permit's value where values belong to other tools.
 const PART: &str = "\u{1}palisade ";
 
-/// How names become keys.
+/// Maps names to keys.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
-    /// `ns/`, or nothing.
+    /// `ns/`, or empty.
     base: String,
 }
 
 impl Keys {
     /// # Errors
-    /// [`ErrorKind::Config`] for a namespace that the engine keeps its own records in.
+    /// [`ErrorKind::Config`] for a namespace that collides with the engine's own records.
     pub(super) fn new(namespace: &str) -> Result<Self> {
         if format!("{namespace}/").starts_with(RESERVED) {
             let message = "namespace: .palisade is where the engine keeps its own records";
@@ -50,12 +51,12 @@ impl Keys {
         Ok(Self { base })
     }
 
-    /// Whether names are used as they are, beside other tools.
+    /// Whether names are used unchanged, next to other tools.
     pub(super) fn shared_with_others(&self) -> bool {
         self.base.is_empty()
     }
 
-    /// What the keys of all lines whose name begins with `prefix` begin with.
+    /// The prefix of the keys of all lines whose names begin with `prefix`.
     pub(super) fn scope(&self, prefix: &str) -> String {
         if self.shared_with_others() {
             return prefix.to_owned();
@@ -64,10 +65,10 @@ impl Keys {
         format!("{}{prefix}", self.base)
     }
 
-    /// What the keys of the line begin with.
+    /// The prefix of the line's keys.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a name that can't be used as it is.
+    /// [`ErrorKind::InvalidName`] for a name that can't be used unchanged.
     pub(super) fn line(&self, name: &Name) -> Result<String> {
         if self.shared_with_others() && format!("{name}/").starts_with(RESERVED) {
             let message = "with an empty namespace a name can't begin with .palisade/, where the \
@@ -77,7 +78,7 @@ impl Keys {
         Ok(self.scope(name.as_str()) + "/")
     }
 
-    /// The name in a key of this namespace, and what follows it.
+    /// The name in a key of this namespace, and the rest of the key.
     pub(super) fn parse<'a>(&self, key: &'a [u8]) -> Option<(String, &'a str)> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.base)?;
         let (name, rest) = key.rsplit_once('/')?;
@@ -98,44 +99,44 @@ pub(super) fn place(prefix: &str, lease: i64, claim: ClaimId) -> Arc<str> {
     format!("{prefix}{lease:x}-{claim}").into()
 }
 
-/// The lease and the claim in what follows the name in a key, unless it is of another tool.
+/// The lease and the claim in the rest of a key after the name; `None` for a key of another tool.
 pub(super) fn ours(rest: &str) -> Option<(i64, ClaimId)> {
     let (lease, claim) = rest.split_once('-')?;
     (claim.len() == 32).then_some(())?;
     Some((i64::from_str_radix(lease, 16).ok()?, claim.parse().ok()?))
 }
 
-/// The lease in the key of a place of ours.
+/// The lease in the key of one of our places.
 pub(super) fn lease_of(key: &str) -> Option<i64> {
     ours(key.rsplit('/').next()?).map(|(lease, _)| lease)
 }
 
-/// Where the owner record of a place is kept when its value belongs to other tools.
+/// The key of a place's owner record where values belong to other tools.
 pub(super) fn owner_key(key: &[u8]) -> Vec<u8> {
     [OWNERS.as_bytes(), key].concat()
 }
 
-/// Where the mark of a place is kept.
+/// The key of a place's eviction mark.
 pub(super) fn mark_key(key: &[u8]) -> Vec<u8> {
     [MARKS.as_bytes(), key].concat()
 }
 
-/// The first key that begins with `prefix`, and the first one after all of them.
+/// The range of keys that begin with `prefix`: its first key, and the first key after it.
 pub(super) fn prefix_range(prefix: &str) -> (Vec<u8>, Vec<u8>) {
     let mut end = prefix.as_bytes().to_vec();
     match end.last_mut() {
-        // UTF-8 has no byte 0xff, so that the last one can always be raised.
+        // UTF-8 has no byte 0xff, so the last byte can always be incremented.
         Some(last) => *last += 1,
-        // etcd's way to say all keys.
+        // etcd's encoding of all keys.
         None => return (vec![0], vec![0]),
     }
     (prefix.as_bytes().to_vec(), end)
 }
 
-/// Who has a place, how much of the line it takes, and what it stands for.
+/// The record of a place: its owner, its part of the line, and its value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// The claim. Its key may be called after an earlier one (see `leases`).
+    /// The claim. A reused key contains the id of an earlier one (see `leases`).
     pub(super) id: String,
     pub(super) owner: Owner,
     /// Weight and capacity; absent for the whole line.
@@ -143,7 +144,7 @@ pub(super) struct Record {
     pub(super) part: Option<(u32, u32)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
-    /// Whether it held when its line was given another capacity, in which it may not fit.
+    /// Whether it held when its line was resized, even if it no longer fits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) held: bool,
 }
@@ -177,14 +178,14 @@ impl Record {
     }
 
     pub(super) fn json(&self) -> Vec<u8> {
-        // Strings and numbers always serialise.
+        // Strings and numbers always serialize.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
     /// The value of the place's key.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a proposal that would be read as something else.
+    /// [`ErrorKind::InvalidArgument`] for a proposal that would be taken for a record.
     pub(super) fn value(&self, keys: &Keys) -> Result<Vec<u8>> {
         if !keys.shared_with_others() {
             return Ok(self.json());
@@ -194,13 +195,13 @@ impl Record {
         }
         let value = self.value.clone().unwrap_or_default();
         if value.starts_with(PART) {
-            let message = "a value can't begin as the engine's own records do";
+            let message = "a value can't begin like the engine's own records";
             return Err(Error::new(ErrorKind::InvalidArgument, "value", message));
         }
         Ok(value.into_bytes())
     }
 
-    /// Reads the value of the key of a place of ours.
+    /// Parses the value of one of our keys.
     pub(super) fn read(keys: &Keys, value: &[u8]) -> Option<Self> {
         if keys.shared_with_others() {
             return Self::parse(value.strip_prefix(PART.as_bytes())?);

@@ -1,16 +1,16 @@
-//! `Leases`: one lease per ttl, shared by all places of a client, and the keys on it that can be
-//! used again; beside them leases of single claims.
+//! `Leases`: one lease per ttl, shared by all claims of a client; the keys on it that can be
+//! reused; and leases of single claims.
 //!
-//! The engine grants a lease when the first claim needs it; only the keeper renews it. From its
-//! deadline on (see `LeaseStart::deadline`) it is never used again, whatever etcd says of it: the
-//! keeper has told its holders at that moment. A claim that is not renewed while it holds has a
-//! lease of its own, which ends with it while the others of its client live on.
+//! The engine grants a lease when the first claim needs it; only the keeper renews it. After its
+//! deadline (see `LeaseStart::deadline`) a lease is never used again, whatever etcd says, because
+//! the keeper has reported its holds as lost at that moment. A claim that is not renewed while it
+//! holds has a lease of its own, which expires without affecting the others.
 //!
-//! etcd remembers every key until its history is compacted, and reads of a line pass over all of
-//! them: a key of its own for every claim would make a busy line slower and slower. So a key is
-//! used again once its place is known to have been left, and only then: etcd confirmed it, the
-//! create revision was compared, and no copy of an enter is under way. The create revision tells
-//! the claims on one key apart, and the record in its value says whose it is.
+//! etcd keeps every key until its history is compacted, and a read of a line passes over all of
+//! them. A new key for every claim would make a busy line slower and slower, so keys are reused. A
+//! key is reused only when its place is known to have been left: etcd confirmed it, the create
+//! revision was compared, and no copy of an enter is in flight. The create revision distinguishes
+//! the claims on one key, and the record in its value names the claim.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 use crate::engines::kit::shared_sessions::Maker;
 
-/// How many unused keys a lease keeps at the most.
+/// The most unused keys that a lease keeps.
 const MOST_KEYS: usize = 4096;
 
-/// A lease, and until when it is good.
+/// A lease and its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Living {
     pub(super) id: i64,
@@ -42,23 +42,23 @@ pub(super) struct Living {
 struct Shared {
     asked: Duration,
     armed: LeaseStart,
-    /// That of the history in which it was granted.
+    /// The epoch of the history in which it was granted.
     epoch: u64,
-    /// Unused keys by line, and how many there are.
+    /// Unused keys by line, and their number.
     free: HashMap<String, Vec<Arc<str>>>,
     count: usize,
 }
 
-/// What is known of the cluster's history. Writes are in one order, so that one which was sent
-/// after another was answered can't be told an earlier revision: unless the cluster was restored
-/// from a snapshot, or is another one.
+/// What is known of the cluster's history. Writes are totally ordered, so a write sent after the
+/// reply to another can't return a lower revision, unless the cluster was restored from a snapshot
+/// or is another one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct History {
-    /// The id of the cluster; 0 as long as nothing is known.
+    /// The cluster id; 0 while it is unknown.
     cluster: u64,
-    /// The highest revision that a write was answered with.
+    /// The highest revision that a write returned.
     revision: i64,
-    /// How often another history has taken its place.
+    /// How many times another history has replaced it.
     pub(super) epoch: u64,
 }
 
@@ -71,8 +71,8 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// The lease for a claim: its own if it is not to be renewed, and else that of all with its
-    /// ttl. The same claim again has the same one while it is good.
+    /// The lease for a claim: one of its own if it is not renewed, else the shared one for its ttl.
+    /// A repeated claim gets the same lease while that is valid.
     ///
     /// # Errors
     /// As [`Leases::grant`].
@@ -98,7 +98,7 @@ impl Leases {
             let armed = shared.armed;
             Some(Living { id, armed })
         };
-        // Granted anew when there is none that lives.
+        // Grants a new one if none is valid.
         let grant = async {
             let living = self.grant(client, ttl).await?;
             let shared = Shared {
@@ -114,10 +114,10 @@ impl Leases {
         self.maker.find_or_make(client.timeout, find, grant).await
     }
 
-    /// A new lease, for one claim or for many.
+    /// Grants a lease, for one claim or for many.
     ///
     /// # Errors
-    /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
+    /// Errors of the request. There is nothing to undo, because a lease without keys expires.
     pub(super) async fn grant(&self, client: &Client, ttl: Duration) -> Result<Living> {
         let request = LeaseGrantRequest {
             ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
@@ -126,7 +126,7 @@ impl Leases {
         };
         let (before, sent) = (self.history(), BootTime::now());
         let granted = client.call("enter", request).await;
-        // Not "maybe applied": the lease may be there, but no place was asked for yet.
+        // Not "maybe applied": the lease may exist, but no place was requested yet.
         let granted =
             granted.map_err(|error| Error::new(error.kind(), "enter", error.message()))?;
         self.observe(before, &granted.header.unwrap_or_default());
@@ -146,7 +146,7 @@ impl Leases {
         Some(key)
     }
 
-    /// Takes back a key whose place is known to have been left.
+    /// Takes back the key of a place that is known to have been left.
     pub(super) fn free_key(&self, lease: i64, prefix: String, key: Arc<str>) {
         let mut table = self.table.lock();
         let Some(shared) = table.get_mut(&lease) else {
@@ -159,7 +159,7 @@ impl Leases {
         shared.free.entry(prefix).or_default().push(key);
     }
 
-    /// Counts a renewal that was answered, unless the lease was past its deadline already.
+    /// Records a successful renewal, unless the lease was past its deadline already.
     pub(super) fn renewed(&self, id: i64, armed: LeaseStart) {
         let mut table = self.table.lock();
         if let Some(shared) = table.get_mut(&id) {
@@ -175,28 +175,28 @@ impl Leases {
         self.table.lock().contains_key(&id)
     }
 
-    /// Uses it no more.
+    /// Stops using a lease.
     pub(super) fn retire(&self, id: i64) {
         self.table.lock().remove(&id);
     }
 
-    /// Gives all leases back, and with them whatever still hangs on them.
+    /// Revokes all leases, which deletes all keys attached to them.
     pub(super) async fn revoke_all(&self, client: &Client) {
         let all: Vec<i64> = self.table.lock().drain().map(|(id, _)| id).collect();
         for id in all {
             if revoke(client, "close", id).await.is_err() {
-                // Without an answer the ttl ends it.
+                // The remaining leases expire by themselves.
                 break;
             }
         }
     }
 
-    /// What is known of the cluster's history now.
+    /// The current knowledge of the cluster's history.
     pub(super) fn history(&self) -> History {
         *self.history.lock()
     }
 
-    /// Compares the answer to a write that was sent when `before` was known.
+    /// Compares the header of the reply to a write that was sent when `before` was known.
     pub(super) fn observe(&self, before: History, header: &Header) {
         let mut now = self.history.lock();
         if now.epoch != before.epoch {
@@ -211,7 +211,7 @@ impl Leases {
         now.revision = now.revision.max(header.revision);
     }
 
-    /// Whether it was granted in a history that is over.
+    /// Whether it was granted in an earlier history.
     pub(super) fn is_of_the_past(&self, id: i64) -> bool {
         let epoch = self.history().epoch;
         let table = self.table.lock();
@@ -219,7 +219,7 @@ impl Leases {
     }
 }
 
-/// Gives a lease back, with whatever hangs on it. One that has ended is no error.
+/// Revokes a lease and deletes its keys. A lease that has ended is no error.
 pub(super) async fn revoke(client: &Client, operation: &'static str, id: i64) -> Result<()> {
     match client.call(operation, LeaseRevokeRequest { id }).await {
         Err(error) if error.kind() == ErrorKind::Lost => Ok(()),
@@ -231,18 +231,18 @@ pub(super) fn seconds(ttl: i64) -> Duration {
     Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
 }
 
-/// A lease of etcd, as the core names it.
+/// The core's id of an etcd lease.
 pub(super) fn lease_id(id: i64) -> LeaseId {
-    // Never negative: we choose them.
+    // Never negative, because the engine chooses the ids.
     LeaseId(u128::from(id.unsigned_abs()))
 }
 
-/// A lease of the core, as etcd names it; 0, which is none, when it is not of etcd.
+/// The etcd id of a core lease; 0, which is none, for another kind.
 pub(super) fn number(id: LeaseId) -> i64 {
     i64::try_from(id.0).unwrap_or(0)
 }
 
-/// The lease of a ticket that shares it with nobody: its key has the number.
+/// The lease of a ticket that has it to itself, read from its key.
 pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
     let key = ticket.native.as_ref().filter(|_| ticket.has_own_lease())?;
     keys::lease_of(key)
@@ -265,15 +265,15 @@ mod tests {
             (leases.history().epoch, leases.history().revision)
         };
         observe(leases.history(), 7, 10);
-        // Two writes at once, answered in the other order.
+        // Two concurrent writes, answered in reverse order.
         let before = leases.history();
         observe(before, 7, 12);
         assert_eq!(observe(before, 7, 11), (0, 12));
-        // A snapshot was restored: two renewals at once notice it, and count it once.
+        // A snapshot was restored; two concurrent renewals notice it, and it is counted once.
         let before = leases.history();
         assert_eq!(observe(before, 7, 5), (1, 5));
         assert_eq!(observe(before, 7, 6).0, 1);
-        // Another cluster, though its history is longer.
+        // Another cluster, even with a higher revision.
         assert_eq!(observe(leases.history(), 8, 50).0, 2);
     }
 

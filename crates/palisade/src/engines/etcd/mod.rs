@@ -1,12 +1,12 @@
 //! `etcd://` — lines kept in an etcd cluster, beside Go's `concurrency` package.
 //!
-//! A place is a key on a lease; the lowest create revision holds, and is the token. All places of
-//! a client share one lease per ttl, which the keeper renews. Taking a place and leaving it are
-//! one transaction each; waiting is a watch on the nearest one ahead.
+//! A place is a key on a lease; the lowest create revision holds, and is the token. All places of a
+//! client share one lease per ttl, which the keeper renews. Taking a place and leaving it are one
+//! transaction each; waiting is a watch on the nearest place ahead.
 //!
-//! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs; `keys` is the layout,
-//! `snapshot` a line as read, `leases` what places hang on; `client` makes the calls, `txn` and
-//! `proto` are what they say, `watch` and `transport` how they travel.
+//! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs. `keys` is the layout,
+//! `snapshot` a line as read, `leases` the leases of places. `client` makes the calls from the
+//! messages of `txn` and `proto`, over `transport`; `watch` shares the watches of a connection.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -70,7 +70,7 @@ struct Inner {
     leases: Leases,
     /// The claims of this client, from their enter to their leave.
     known: Mutex<HashMap<ClaimId, Known>>,
-    /// Set when the user was seen to have the rights that locks need.
+    /// Set once the user is known to have the rights that locks need.
     allowed: OnceCell<()>,
     alarms: broadcast::Sender<Alarm>,
 }
@@ -78,12 +78,13 @@ struct Inner {
 impl Inner {
     /// The key of a ticket: its own, or that of an enter that was never answered.
     fn key_of(&self, ticket: &Ticket) -> Option<Arc<str>> {
-        // Not made of the claim's id: it may be one that was used before.
+        // It can't be derived from the claim's id, because a reused key contains the id of an
+        // earlier claim.
         let known = || Some(Arc::clone(&self.known.lock().get(&ticket.claim)?.key));
         ticket.native.clone().or_else(known)
     }
 
-    /// What removes a place, without its mark.
+    /// The operations that delete a place, without its eviction mark.
     fn deletes(&self, key: &[u8]) -> Vec<RequestOp> {
         let mut deletes = vec![txn::delete(key)];
         if self.keys.shared_with_others() {
@@ -94,7 +95,7 @@ impl Inner {
 
     /// Takes back a key whose place is known to have been left.
     fn free_key(&self, lease: i64, prefix: String, key: Arc<str>) {
-        // With `namespace=` the value of a key does not say whose it is.
+        // With `namespace=` the value of a key does not name its claim, so the key can't be reused.
         if !self.keys.shared_with_others() {
             self.leases.free_key(lease, prefix, key);
         }

@@ -1,7 +1,7 @@
-//! Hints: when the keeper should look after its leases, and when a survey may show something else.
+//! Hints: when the keeper should check its leases, and when a survey may have changed.
 //!
-//! A hint is never a verdict. A watch that broke is begun again, with a hint, since something may
-//! have happened in between.
+//! No decision depends on a hint alone. A watch that breaks is restarted, with a hint, because
+//! changes in between were missed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +18,11 @@ use crate::core::error::Result;
 use crate::core::report::Scope;
 use crate::engines::kit;
 
-/// The pause before a watch that broke is begun again: no hot loop, and no wait to speak of.
+/// The pause before a broken watch is restarted: long enough to avoid a hot loop, short enough not
+/// to matter.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A watch of all keys that begin with a prefix, begun again whenever it breaks.
+/// A watch of all keys with a prefix, restarted whenever it breaks.
 struct Follow {
     operation: &'static str,
     prefix: String,
@@ -38,8 +39,8 @@ impl Follow {
         }
     }
 
-    /// Waits until something may have changed; at once when the watch has just begun. Can be
-    /// dropped and called again.
+    /// Waits until something may have changed; returns at once when the watch has just begun.
+    /// Cancel-safe.
     async fn next(&mut self, engine: &Inner) -> Result<()> {
         loop {
             let Some((watch, seen)) = &mut self.open else {
@@ -65,7 +66,7 @@ impl Follow {
     }
 }
 
-/// Hints for the keeper: what the engine notices by itself, and marks on places of ours.
+/// Hints for the keeper: what the engine itself notices, and eviction marks on our places.
 pub(super) fn alarms(engine: Arc<Inner>) -> BoxStream<Alarm> {
     let heard = kit::alarms::alarms(engine.alarms.subscribe());
     let prefix = format!("{}{}", keys::MARKS, engine.keys.scope(""));
@@ -99,7 +100,7 @@ async fn marks_ours(engine: &Inner, marks: &Follow) -> bool {
     })
 }
 
-/// Hints that a survey of `scope` may show something else.
+/// Hints that a survey of `scope` may have changed.
 pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
     let lines = match scope {
         Scope::Line(name) => engine.keys.line(name),
@@ -110,7 +111,7 @@ pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> 
         Err(error) => return Box::pin(stream::iter([Err(error)])),
     };
     let marks = Follow::new("watch", format!("{}{lines}", keys::MARKS));
-    // Beside other tools only what carries our records: the rest of the store belongs to others.
+    // With `namespace=` only keys with our owner records; the rest of the store belongs to others.
     let places = match scope {
         Scope::Prefix(_) if engine.keys.shared_with_others() => {
             format!("{}{lines}", keys::OWNERS)

@@ -1,9 +1,9 @@
 //! The messages of etcd's gRPC API that the engine uses, written by hand for prost's derive, so
-//! that nobody who builds palisade needs `protoc`.
+//! that building palisade does not need `protoc`.
 //!
 //! Field numbers are those of etcd's `rpc.proto` and `kv.proto` (Apache-2.0, the etcd authors),
-//! stable since 3.0. Fields that are not used are left out; prost skips them in answers. A oneof
-//! is written as optional fields: on the wire they are the same.
+//! stable since 3.0. Unused fields are left out; prost skips them in replies. A oneof is written as
+//! optional fields, which are the same on the wire.
 
 use prost::Message;
 
@@ -41,7 +41,7 @@ messages! {
         [int64] limit: i64 = "3";
         [int32] sort_order: i32 = "5";
         [int32] sort_target: i32 = "6";
-        /// Answered by the member that is asked, without asking the others.
+        /// A read from this member alone, without a quorum.
         [bool] serializable: bool = "7";
         [bool] keys_only: bool = "8";
         [int64] max_create_revision: i64 = "13";
@@ -62,7 +62,7 @@ messages! {
         [bytes = "vec"] key: Vec<u8> = "1";
     }
 
-    /// One of the three.
+    /// Exactly one is set.
     RequestOp {
         [message, optional] range: Option<RangeRequest> = "1";
         [message, optional] put: Option<PutRequest> = "2";
@@ -116,7 +116,7 @@ messages! {
         [bool] keys: bool = "2";
     }
 
-    /// The answer to a grant and to a keepalive.
+    /// The reply to a grant, and to a keepalive.
     LeaseResponse {
         [message, optional] header: Option<Header> = "1";
         [int64] id: i64 = "2";
@@ -131,7 +131,7 @@ messages! {
         [bytes = "vec", repeated] keys: Vec<Vec<u8>> = "5";
     }
 
-    /// One of the two.
+    /// Exactly one is set.
     WatchRequest {
         [message, optional] create: Option<WatchCreateRequest> = "1";
         [message, optional] cancel: Option<WatchCancelRequest> = "2";
@@ -141,7 +141,7 @@ messages! {
         [bytes = "vec"] key: Vec<u8> = "1";
         [bytes = "vec"] range_end: Vec<u8> = "2";
         [int32, repeated] filters: Vec<i32> = "5";
-        /// Chosen by us, so that a watch is known before its answer: 3.4 and newer.
+        /// Chosen by the client, so that the watch is known before the reply; 3.4 and newer.
         [int64] watch_id: i64 = "7";
     }
 
@@ -177,7 +177,7 @@ messages! {
         [uint64] leader: u64 = "4";
     }
 
-    /// Without fields it asks which alarms are raised.
+    /// Without fields it lists the alarms that are raised.
     AlarmRequest {}
 
     AlarmResponse {
@@ -189,7 +189,7 @@ messages! {
     }
 }
 
-/// A message that one call of etcd takes.
+/// A request message, with its gRPC method.
 pub(super) trait Call: Message + 'static {
     const PATH: &'static str;
     type Answer: Message + Default + 'static;
@@ -233,6 +233,6 @@ pub(super) const MODIFY: i32 = 2;
 pub(super) const VALUE: i32 = 3;
 /// `WatchCreateRequest.filters`: no puts.
 pub(super) const NO_PUT: i32 = 0;
-/// `AlarmMember.alarm`: the quota is used up; the members' data differ.
+/// `AlarmMember.alarm`: the quota is exhausted; the members' data differ.
 pub(super) const NO_SPACE: i32 = 1;
 pub(super) const CORRUPT: i32 = 2;

@@ -1,5 +1,5 @@
-//! `leave`, `amend`, `evict` and `resize`: each one a transaction that compares the create
-//! revision, since a key that was left and taken again is another place (etcd #22082).
+//! `leave`, `amend`, `evict` and `resize`: each is a transaction that compares the create revision,
+//! because a key that was deleted and created again is another place (etcd #22082).
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
 
-/// How many operations etcd takes in one transaction (`--max-txn-ops`).
+/// The most operations that etcd takes in one transaction (`--max-txn-ops`).
 const MOST_OPS: usize = 128;
 
-/// How often a change is tried again because the line changed in between.
+/// How often a change is retried because the line has changed in between.
 const TRIES: u32 = 16;
 
-/// The request of an enter that was dropped may arrive after that of its leave, over another
-/// connection and member: the place is looked for again after these times. What comes later still
-/// is left to the audit.
+/// The request of an enter that was dropped may arrive after its leave, over another connection and
+/// member. The leave is repeated after these pauses. An enter that arrives even later is left to
+/// the audit.
 const LATE: [Duration; 4] = [
     Duration::from_millis(10),
     Duration::from_millis(30),
@@ -40,16 +40,16 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     let is_incarnation = match i64::try_from(ticket.sequence) {
         Ok(0) => txn::exists(key.as_bytes()),
         Ok(created) => txn::created_at(key.as_bytes(), created),
-        // No revision is so large: nothing matches.
+        // No revision is that large, so nothing matches.
         Err(_) => txn::created_at(key.as_bytes(), -1),
     };
-    // A mark must not outlive its place: the key may be used again.
+    // The eviction mark must not outlive its place, because the key may be reused.
     let mut deletes = engine.deletes(key.as_bytes());
     deletes.push(txn::delete(keys::mark_key(key.as_bytes())));
     let request = txn::only_if(vec![is_incarnation], deletes);
     let mut left = send_leave(engine, &request).await?;
     let known = engine.known.lock().get(&ticket.claim).cloned();
-    // An own lease takes a late place with it.
+    // A lease of its own removes a late place when it is revoked.
     let shared = known.as_ref().filter(|known| !known.own);
     if ticket.native.is_none() && shared.is_some() {
         let mut pauses = LATE.iter();
@@ -62,7 +62,8 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     let own = known.as_ref().filter(|known| known.own);
     if let Some(own) = own.map(|known| known.lease.id).or(own_lease(ticket)) {
         let revoked = leases::revoke(&engine.client, "leave", own).await;
-        // When the place is known to be gone nothing hangs on the lease, and it ends by itself.
+        // If the place is known to be gone, nothing is attached to the lease, and it expires by
+        // itself.
         if !certain {
             revoked?;
         }
@@ -77,23 +78,23 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     Ok(Left::Done)
 }
 
-/// Sends a leave, and says whether the place was there. The connection may be dead while the
-/// server is well: what was not answered is sent once more, over another one. It compares the
-/// incarnation, so that a second copy does no harm.
+/// Sends a leave, and returns whether the place existed. The connection may be dead though the
+/// cluster is healthy, so an unanswered leave is retried once over another connection. It compares
+/// the incarnation, so a second copy is harmless.
 async fn send_leave(engine: &Inner, request: &TxnRequest) -> Result<bool> {
     let error = match engine.client.call("leave", request.clone()).await {
         Err(error) if error.is_transient() => error,
         answer => return answer.map(|answer| answer.succeeded),
     };
     let again = engine.client.call("leave", request.clone()).await?;
-    // Gone since: the first copy did it.
+    // If the place is gone by now, the first copy was applied.
     Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
 }
 
-/// What a look at a line leads to.
+/// What to do after reading a line.
 enum Step<T> {
     Answer(T),
-    /// Writes if nothing has changed that it depends on, and then answers.
+    /// Writes if nothing that it depends on has changed, then returns the answer.
     Write(Vec<Compare>, Vec<RequestOp>, T),
 }
 
@@ -115,7 +116,7 @@ async fn change<T>(
         match engine.client.call(operation, request).await {
             Ok(done) if done.succeeded => return Ok(answer),
             Ok(_) => {}
-            // A lease ended meanwhile, and the keys on it.
+            // A lease has ended meanwhile, and with it the keys attached to it.
             Err(error) if error.kind() == ErrorKind::Lost => {}
             Err(error) => return Err(error),
         }
@@ -157,8 +158,8 @@ pub(super) async fn amend(
                     refused => return Ok(Step::Answer(refused)),
                 }
                 compare.push(txn::nothing_put_since(&prefix, found.revision));
-                // Whoever waits first keeps everyone behind it waiting, and must still be there: a
-                // delete leaves no trace in what is left.
+                // The first waiter blocks everyone behind it, so it must still be there. A
+                // comparison of the other keys does not notice that it was deleted.
                 if let Some(next) = line.seats.iter().find(|seat| !seat.is_held()) {
                     compare.push(txn::created_at(&next.extra.key, next.extra.created));
                 }
@@ -177,7 +178,7 @@ pub(super) async fn amend(
     Ok(amended)
 }
 
-/// What gives a place another record.
+/// The writes that replace a place's record.
 fn rewrites(engine: &Inner, place: &Place, record: &Record) -> Result<Vec<RequestOp>> {
     let value = record.value(&engine.keys)?;
     let mut rewrites = vec![txn::put(place.key.clone(), value, place.lease)];
@@ -200,7 +201,7 @@ pub(super) async fn evict(
         let Some(place) = places.find(|place| !id.is_empty() && place.id == id) else {
             return Ok(Step::Answer(false));
         };
-        // The mark tells the victim's client, which looks after its places.
+        // The mark notifies the victim's client, which then checks its places.
         let mark = txn::put(keys::mark_key(&place.key), Vec::new(), place.lease);
         let mut writes = match eviction {
             Eviction::Mark if !place.ours => {
@@ -224,7 +225,8 @@ pub(super) async fn resize(engine: &Inner, name: &Name, capacity: u32) -> Result
         if !found.line.resize(capacity)? {
             return Ok(Step::Answer(false));
         }
-        // Nobody has come since, and nobody has gone, whom the new capacity may be about.
+        // The new capacity was checked against exactly these places, so none may have come or gone
+        // since.
         let mut compare = vec![txn::nothing_put_since(&prefix, found.revision)];
         let mut writes = Vec::new();
         for seat in &found.line.seats {

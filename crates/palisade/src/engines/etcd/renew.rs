@@ -1,5 +1,5 @@
-//! `renew` and `audit`: keeps leases alive for the keeper, and lists what hangs on them, so that
-//! the keeper can leave the places that nobody knows.
+//! `renew` and `audit`: renews leases, and lists the keys attached to them, so that the keeper can
+//! leave places that nobody knows.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -20,13 +20,11 @@ use crate::core::name::Name;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::engines::kit::timed;
 
-/// How many marks without a place an audit removes at once: less than etcd takes in one
-/// transaction.
+/// How many marks without a place one audit removes: fewer than etcd takes in one transaction.
 const MOST_SWEPT: usize = 64;
 
-/// Renews leases within a time, and says of each how it went. The server may be well and the
-/// connection dead: one that does not answer in time is given up, so that the next renewal has
-/// another.
+/// Renews leases within a time limit. The connection may be dead though the cluster is healthy, so
+/// a connection without a timely reply is dropped, and the next renewal uses another.
 pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     let mut over = None;
     let renewed = async {
@@ -49,7 +47,8 @@ pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) ->
 async fn renew_all(engine: &Inner, leases: &[Lease]) -> Vec<Renewal> {
     let verdicts = leases.iter().map(|lease| verdict(engine, lease));
     let mut renewals = join_all(verdicts).await;
-    // A new leader may not have applied everything yet: what it does not know is asked for again.
+    // A new leader may not have applied everything yet, so leases that it does not know are asked
+    // for again.
     for last in [false, true] {
         let open: Vec<usize> = (0..leases.len())
             .filter(|&at| renewals[at].is_none())
@@ -77,8 +76,8 @@ async fn renew_all(engine: &Inner, leases: &[Lease]) -> Vec<Renewal> {
         .collect()
 }
 
-/// What is known of an own lease without keeping it alive: its place may have been taken away, or
-/// be asked for. What hangs on a shared lease is looked after by the audit.
+/// What is known of a lease of a single claim before it is renewed: its place may have been removed
+/// or marked for eviction. The audit does the same for shared leases.
 async fn verdict(engine: &Inner, lease: &Lease) -> Option<Renewal> {
     let ticket = lease.ticket.as_ref()?;
     let Some(key) = &ticket.native else {
@@ -98,12 +97,11 @@ async fn verdict(engine: &Inner, lease: &Lease) -> Option<Renewal> {
     mark.map(|_| Renewal::Evicted)
 }
 
-/// Keeps leases alive.
+/// Renews leases.
 ///
-/// A leader that was stopped and goes on may, before it notices that another has taken over,
-/// answer for leases that the new one ends earlier: it renews without asking the others. So an
-/// answer counts only if a write went through afterwards in the same term, for which a majority
-/// must have followed the same leader all the while.
+/// A leader that was paused may, before it notices that it was replaced, renew leases that the new
+/// leader expires earlier, because keepalives need no quorum. So a renewal counts only if a write
+/// succeeded afterwards in the same term: a majority then followed the same leader all the while.
 async fn keep_alive(engine: &Inner, ids: &[i64]) -> Vec<Renewal> {
     if ids.is_empty() {
         return Vec::new();
@@ -154,11 +152,11 @@ fn unconfirmed() -> Renewal {
     Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
 }
 
-/// What a lease owns. etcd answers this from one member, which may lag after a change of leaders:
-/// a place that should be there and is not listed is read once more.
+/// The places on a lease. etcd answers this from one member, which may lag after a change of
+/// leader, so a place that should exist and is not listed is read once more.
 ///
-/// Whatever is listed was read with its create revision, and is left by its incarnation alone: a
-/// key that was left since the list was made is not there, or is another place.
+/// Each listed place was read with its create revision and is left by that incarnation alone. A key
+/// that was left since then is absent, or is another place.
 pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>> {
     let id = number(lease);
     let request = LeaseTimeToLiveRequest { id, keys: true };
@@ -178,7 +176,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
             places.push((key.to_vec(), claim, known.created));
         }
     }
-    // Those of nobody.
+    // The keys of unknown claims.
     for key in listed {
         let parsed = engine.keys.parse(&key);
         let Some((_, named)) = parsed.and_then(|(_, rest)| keys::ours(rest)) else {
@@ -204,7 +202,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
         Some(Audited { ticket, evicted })
     };
     let found = places.into_iter().filter_map(audited).collect();
-    // Marks whose places are gone. Best effort: the lease ends them otherwise.
+    // Marks whose places are gone. Best effort: they expire with the lease.
     if !marks.is_empty() {
         let sweep = marks
             .into_iter()

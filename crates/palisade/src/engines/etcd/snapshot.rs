@@ -45,7 +45,7 @@ pub(super) struct Snapshot {
 /// Whose change may let a claim in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ahead {
-    /// The key of the nearest one that excludes it; `None` for permits, where every departure may
+    /// The key of the nearest place that excludes it; `None` for permits, where any departure may
     /// make room.
     pub(super) key: Option<Vec<u8>>,
     /// The revision at which that was seen.
@@ -128,7 +128,7 @@ impl Snapshot {
         Ok(self.ahead_of(at).is_none())
     }
 
-    /// Marks whoever holds: always the first ones, since nobody overtakes.
+    /// Marks the holders: always the first ones, because nobody overtakes.
     fn settle(&mut self) {
         self.line.settle(BootTime::PAST, || 1);
         for seat in self.line.seats.iter_mut().filter(|seat| seat.is_held()) {

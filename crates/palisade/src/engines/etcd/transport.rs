@@ -1,10 +1,10 @@
-//! How a member is connected to: which one, by TCP and TLS, with a login.
+//! Connects to a member: which one, by TCP and TLS, with a login.
 //!
-//! All members are tried, one a little after the other or as soon as one has failed, beginning
-//! with another one each time; the first that answers and knows a leader is taken. So a member
-//! that is frozen, cut off from the others or down costs some milliseconds and no more. TLS is set
-//! up here rather than by the gRPC library, so that its errors reach us as they are and the one
-//! crypto provider is ours.
+//! Members are tried in turn, each a little after the previous one or as soon as that has failed,
+//! starting with another member each time. The first one that answers and knows a leader is used.
+//! So a member that is frozen, partitioned or down costs some milliseconds only. TLS is set up here
+//! and not by the gRPC library, so that its errors arrive unchanged and the crypto provider is
+//! ours.
 
 use std::io;
 use std::sync::Arc;
@@ -31,19 +31,19 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
 
-/// How long the next member waits for the one before it: longer than an answer takes on a local
-/// network, and far shorter than any ttl.
+/// The head start of each member over the next: longer than a reply takes on a local network, and
+/// far shorter than any ttl.
 const STAGGER: Duration = Duration::from_millis(100);
 
-/// Members ask clients not to ping more often than every 5 s. Requests and looks have timeouts
-/// of their own; this ends connections of which nothing is asked.
+/// Members ask clients to ping no more often than every 5 s. Requests and reads have timeouts of
+/// their own; the pings end idle connections that are dead.
 const PING: Duration = Duration::from_secs(10);
 const PONG: Duration = Duration::from_secs(5);
 
-/// The port of etcd's clients.
+/// etcd's client port.
 pub(super) const PORT: u16 = 2379;
 
-/// Where the members are and how to talk to them.
+/// The members, and how to connect to them.
 pub(super) struct Endpoints {
     pub(super) hosts: Vec<Host>,
     tls: Option<Tls>,
@@ -82,10 +82,10 @@ impl Endpoints {
         self.tls.is_some()
     }
 
-    /// How to reach a member, with certificates as their files have them now.
+    /// The endpoint of a member, with the certificates as their files are now.
     fn endpoint(&self, host: &Host) -> Result<(Endpoint, Connector)> {
         let unfit = || config("a host is written name, name:port or [address]:port");
-        // The library leaves TLS to us, and must still say https to the other side.
+        // TLS is set up by our connector, but requests must still say https.
         let endpoint = Endpoint::from_shared(format!("http://{host}"))
             .map_err(|_| unfit())?
             .connect_timeout(self.connect_timeout)
@@ -109,7 +109,7 @@ impl Endpoints {
     /// # Errors
     /// [`ErrorKind::Unreachable`] when none does, [`ErrorKind::Denied`] when the login is refused.
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
-        // A little earlier than the caller gives up, who does not know whom it waits for.
+        // A little before the caller's own timeout, which can't name the hosts.
         let limit = self.connect_timeout - self.connect_timeout / 20;
         let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
         connected.unwrap_or_else(|_| {
@@ -132,7 +132,7 @@ impl Endpoints {
             }
             let answered = tokio::select! {
                 answered = attempts.next() => answered,
-                // One that has answered with a failure is not waited for.
+                // A failure starts the next attempt at once, without the delay.
                 () = tokio::time::sleep(STAGGER), if others.peek().is_some() => continue,
             };
             match answered {
@@ -140,7 +140,7 @@ impl Endpoints {
                     self.next.store(index + 1, Ordering::Relaxed);
                     return Ok(connection);
                 }
-                // What a person must mend is reported rather than what may pass.
+                // An error that needs a fix by the user takes precedence over a transient one.
                 Some((_, Err(error))) => match &refused {
                     Some(told) if !told.is_transient() => {}
                     _ => refused = Some(error),
@@ -192,10 +192,10 @@ impl Endpoints {
             Err(status) => status,
         };
         match status.code() {
-            // Without the right to see the status, a member that refuses is one that answers.
+            // Without the right to read the status, a refusal still proves that the member answers.
             Code::PermissionDenied => Ok(connection),
             Code::Unimplemented => {
-                let message = format!("{host} is no etcd 3.4 or newer");
+                let message = format!("{host} is not etcd 3.4 or newer");
                 Err(Error::new(ErrorKind::Unusable, "connect", message))
             }
             _ => {
@@ -207,7 +207,7 @@ impl Endpoints {
         }
     }
 
-    /// What requests are to carry.
+    /// The token that requests must carry.
     async fn log_in(&self, channel: Channel, host: &Host) -> Result<Option<MetadataValue<Ascii>>> {
         let login = self.login.fresh()?;
         let Some(name) = login.user else {
@@ -219,21 +219,22 @@ impl Endpoints {
         let status = match Connection::new(channel, None).call(request).await {
             Ok(AuthenticateResponse { token }) => {
                 let token = token.parse();
-                let token = token.map_err(|_| unreachable(format!("{host} sent no login")))?;
+                let token =
+                    token.map_err(|_| unreachable(format!("{host} sent no login token")))?;
                 return Ok(Some(token));
             }
             Err(status) => status,
         };
         let why = match status.message() {
-            // Logins are switched off: everybody may do everything.
+            // Authentication is off, so everybody may do everything.
             said if said.contains("authentication is not enabled") => return Ok(None),
             _ if status.code() != Code::InvalidArgument => {
-                return Err(unreachable(format!("{host} does not take the login now")));
+                return Err(unreachable(format!("{host} can't process the login now")));
             }
             said if said.contains("no password user") => {
                 "this user has no password and logs in with a certificate; omit the password"
             }
-            _ if is_empty => "it wants a password for this user; give password_file",
+            _ if is_empty => "it requires a password for this user; set password_file",
             _ => "the user is not known, or the password is wrong; etcd does not say which",
         };
         let message = format!("{host} refuses the login: {why}");
@@ -249,7 +250,7 @@ fn unreachable(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
-/// Why a connection failed, as far as the system says.
+/// The cause of a failed connection, as far as the system reports it.
 fn why(error: &tonic::transport::Error) -> &'static str {
     cause::<io::Error>(error).map_or("", |io| match io.kind() {
         io::ErrorKind::ConnectionRefused => ": the connection is refused",
@@ -257,16 +258,16 @@ fn why(error: &tonic::transport::Error) -> &'static str {
             ": there is no way to this host"
         }
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
-        // The resolver's errors have no number.
+        // Errors of the resolver have no OS error number.
         _ if io.raw_os_error().is_none() => ": the host's name is not known",
         _ => "",
     })
 }
 
-/// Connects by TCP, and speaks TLS with the server of this name.
+/// Connects by TCP, then by TLS to the server of this name.
 struct Connector(Option<(TlsConnector, ServerName<'static>)>);
 
-/// Bytes to and from a member.
+/// A byte stream to a member.
 trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}

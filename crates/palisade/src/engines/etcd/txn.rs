@@ -1,4 +1,4 @@
-//! What transactions are made of: conditions, writes and reads.
+//! The parts of transactions: conditions, writes and reads.
 
 use super::keys::prefix_range;
 use super::proto::{
@@ -6,7 +6,7 @@ use super::proto::{
     LESS, MODIFY, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
 };
 
-/// True if the key was created at this revision; 0 for a key that is absent.
+/// True if the key was created at this revision; revision 0 means that it is absent.
 pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: EQUAL,
@@ -17,7 +17,7 @@ pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
     }
 }
 
-/// True if the key is there.
+/// True if the key exists.
 pub(super) fn exists(key: &[u8]) -> Compare {
     Compare {
         result: GREATER,
@@ -25,7 +25,7 @@ pub(super) fn exists(key: &[u8]) -> Compare {
     }
 }
 
-/// True if the key was last changed at this revision.
+/// True if the key was last modified at this revision.
 pub(super) fn unchanged(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: EQUAL,
@@ -45,7 +45,7 @@ pub(super) fn is_empty(prefix: &str) -> Compare {
     }
 }
 
-/// True if nothing that begins with `prefix` was put after `revision`. Says nothing of deletes.
+/// True if no key that begins with `prefix` was put after `revision`. It does not notice deletes.
 pub(super) fn nothing_put_since(prefix: &str, revision: i64) -> Compare {
     let (start, range_end) = prefix_range(prefix);
     Compare {
@@ -77,7 +77,7 @@ pub(super) fn read(range: RangeRequest) -> RequestOp {
     }
 }
 
-/// One key, or nothing.
+/// Reads one key.
 pub(super) fn one(key: &[u8]) -> RangeRequest {
     RangeRequest {
         key: key.to_vec(),
@@ -85,7 +85,7 @@ pub(super) fn one(key: &[u8]) -> RangeRequest {
     }
 }
 
-/// All that begins with `prefix`, oldest first.
+/// Reads all keys that begin with `prefix`, oldest first.
 pub(super) fn all(prefix: &str) -> RangeRequest {
     let (key, range_end) = prefix_range(prefix);
     RangeRequest {
@@ -97,8 +97,8 @@ pub(super) fn all(prefix: &str) -> RangeRequest {
     }
 }
 
-/// What a claim must read of its line: everyone ahead of a claim to the `whole` line excludes it, so
-/// that the two youngest, without values, are all it needs: its own key, and the nearest ahead.
+/// Reads what decides a claim's place. Every place ahead excludes a claim to the `whole` line, so
+/// the two youngest keys, without values, are enough: its own, and the nearest ahead.
 pub(super) fn ahead(prefix: &str, whole: bool) -> RangeRequest {
     if !whole {
         return all(prefix);
@@ -128,7 +128,7 @@ pub(super) fn only_if(compare: Vec<Compare>, success: Vec<RequestOp>) -> TxnRequ
     }
 }
 
-/// What the reads of a transaction found, in order.
+/// The results of a transaction's reads, in order.
 pub(super) fn found(response: TxnResponse) -> impl Iterator<Item = Vec<KeyValue>> {
     let answers = response.responses.into_iter();
     answers.filter_map(|answer| answer.range.map(|range| range.kvs))

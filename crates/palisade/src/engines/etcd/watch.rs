@@ -1,14 +1,14 @@
 //! `Watcher`: all watches of one connection, on one stream.
 //!
-//! A watch begins at "now": etcd serves one that begins at a revision in the past from its sync
-//! loop only, every 100 ms. So whoever watches looks once more unless its last look was at the
-//! revision at which the watch began, or later. A push is never a grant: it says only that it is
-//! worth looking.
+//! A watch starts at the current revision, because etcd serves one that starts in the past only
+//! from its sync loop, every 100 ms. So a waiter reads the line again unless its last read is at
+//! least as new as the watch's start revision. A push is never a grant: it only says that a read is
+//! worthwhile.
 //!
-//! A watch is shared by all who watch the same range, and stays for a while when nobody does:
-//! keys are used again, and the same one is soon ahead again. A later waiter then needs neither a
-//! new watch nor a look, if its last look was not before what the watch has reported. The task
-//! that reads the stream belongs to the runtime of its connection and ends with it.
+//! A watch is shared by all who watch the same range. It stays open for a while without listeners,
+//! because keys are reused and the same key is soon ahead again. A later waiter reuses the watch
+//! without a fresh read if its last-seen revision is at least the last one that the watch reported.
+//! The task that reads the stream belongs to the runtime of its connection and ends with it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use super::client::{Connection, revision};
 use super::keys::prefix_range;
 use super::proto::{NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest};
 
-/// How many watches are kept that nobody listens to.
+/// The most watches that are kept without listeners.
 const MOST_IDLE: usize = 16;
 
-/// How many changes an idle watch may report to nobody before it is ended: each costs a message.
+/// How many changes an idle watch may report before it is cancelled, because each costs a message.
 const MOST_UNHEARD: u32 = 8;
 
-/// What is watched.
+/// The range of keys that a watch covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Range {
     pub(super) key: Vec<u8>,
-    /// Empty for one key.
+    /// Empty for a single key.
     pub(super) end: Vec<u8>,
-    /// Whether only the ends of keys are reported.
+    /// Whether only deletes are reported.
     pub(super) deletes: bool,
 }
 
@@ -50,11 +50,11 @@ impl Range {
     }
 }
 
-/// The revision of the last change that may have happened: up to that at which the watch began
-/// nothing is reported. `None` until it has begun.
+/// The revision of the last possible change; at first the start revision, before which nothing is
+/// reported. `None` until the watch has started.
 type Changed = Option<i64>;
 
-/// One who watches.
+/// A listener of a watch.
 pub(super) struct Watch {
     id: i64,
     changed: watch::Receiver<Changed>,
@@ -62,9 +62,9 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Waits until something may have changed after `seen`, and answers with its revision; at
-    /// once when the watch began later than that. `None` when nothing is reported any more: the
-    /// stream broke, or etcd has ended the watch. Can be dropped and called again.
+    /// Waits until something may have changed after revision `seen`, and returns the revision;
+    /// returns at once when the watch started later than that. `None` when the stream broke or etcd
+    /// cancelled the watch. Cancel-safe.
     pub(super) async fn changed_since(&mut self, seen: i64) -> Option<i64> {
         let is_later = |changed: &Changed| changed.is_some_and(|at| at > seen);
         *self.changed.wait_for(is_later).await.ok()?
@@ -108,7 +108,7 @@ impl Watcher {
         self.table.lock().over
     }
 
-    /// Watches a range from now on, or from when somebody began to.
+    /// Watches a range from now on, or joins an existing watch.
     pub(super) fn watch(self: &Arc<Self>, range: Range) -> Watch {
         let (id, changed, is_new) = self.table.lock().join(&range);
         if is_new {
@@ -118,7 +118,7 @@ impl Watcher {
                 filters: range.deletes.then_some(NO_PUT).into_iter().collect(),
                 watch_id: id,
             };
-            // A stream that has ended tells its listeners by itself.
+            // A stream that has ended notifies its listeners by itself.
             let _ = self.requests.send(WatchRequest {
                 create: Some(create),
                 cancel: None,
@@ -145,7 +145,7 @@ impl Drop for Watcher {
     }
 }
 
-/// The task that reads the stream. However it ends, everyone who listens is told.
+/// The task that reads the stream. However it ends, all listeners are notified.
 struct Reader {
     table: Arc<Mutex<Table>>,
     requests: mpsc::WeakUnboundedSender<WatchRequest>,
@@ -182,7 +182,7 @@ impl Reader {
                     self.table.lock().report(answer.watch_id, begun)
                 }
                 Some(last) => self.table.lock().report(answer.watch_id, last),
-                // Of its own progress only.
+                // Only a progress notification.
                 None => continue,
             };
             if let (Some(id), Some(requests)) = (useless, self.requests.upgrade()) {
@@ -192,18 +192,18 @@ impl Reader {
     }
 }
 
-/// Who listens to which watch, and what each has reported.
+/// The listeners of each watch, and what it has reported.
 #[derive(Default)]
 struct Table {
     over: bool,
     next: i64,
     watches: HashMap<i64, Shared>,
     by_range: HashMap<Range, i64>,
-    /// Watches that nobody listens to, the longest idle first.
+    /// Watches without listeners, the longest idle first.
     idle: VecDeque<i64>,
 }
 
-/// One watch, as etcd knows it.
+/// One watch on the server.
 struct Shared {
     range: Range,
     changed: watch::Sender<Changed>,
@@ -212,7 +212,7 @@ struct Shared {
 }
 
 impl Table {
-    /// Listens to a range, and says whether etcd is to be asked for a new watch.
+    /// Adds a listener to a range; the flag says whether etcd must be asked for a new watch.
     fn join(&mut self, range: &Range) -> (i64, watch::Receiver<Changed>, bool) {
         if let Some(id) = self.by_range.get(range)
             && let Some(shared) = self.watches.get_mut(id)
@@ -224,7 +224,7 @@ impl Table {
         }
         self.next += 1;
         let (sender, changed) = watch::channel(None);
-        // Without a stream nothing is kept of it: whoever listens learns at once that it is over.
+        // Without a stream the sender is dropped, so the listener learns at once that it has ended.
         if !self.over {
             let shared = Shared {
                 range: range.clone(),
@@ -238,7 +238,7 @@ impl Table {
         (self.next, changed, !self.over)
     }
 
-    /// Lets somebody go; answers which watch is of no use any more.
+    /// Removes a listener; returns a watch that is to be cancelled.
     fn part(&mut self, id: i64) -> Option<i64> {
         let shared = self.watches.get_mut(&id)?;
         shared.listeners -= 1;
@@ -251,7 +251,7 @@ impl Table {
         Some(oldest)
     }
 
-    /// Tells whoever listens; answers which watch is of no use any more.
+    /// Reports a change to the listeners; returns a watch that is to be cancelled.
     fn report(&mut self, id: i64, revision: i64) -> Option<i64> {
         let shared = self.watches.get_mut(&id)?;
         let last = (*shared.changed.borrow()).map_or(revision, |last| last.max(revision));
@@ -283,7 +283,7 @@ mod tests {
         assert!(is_new && first.borrow().is_none());
         table.report(id, 10);
         table.report(id, 14);
-        // An answer that comes late takes nothing back.
+        // A late reply does not lower the revision.
         table.report(id, 12);
         assert_eq!(*first.borrow(), Some(14));
         assert_eq!(table.part(id), None, "it stays");
@@ -306,7 +306,7 @@ mod tests {
         let reports = (0..=MOST_UNHEARD).filter_map(|at| table.report(kept, i64::from(at)));
         assert_eq!(reports.collect::<Vec<_>>(), [kept]);
         assert!(table.join(&range(5)).2);
-        // One that somebody listens to goes on.
+        // A watch with a listener is kept.
         let (heard, ..) = table.join(&range(6));
         let reports = (0..=MOST_UNHEARD).filter_map(|at| table.report(heard, i64::from(at)));
         assert_eq!(reports.count(), 0);

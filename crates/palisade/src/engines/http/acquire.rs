@@ -1,4 +1,4 @@
-//! `enter` and `wait`: how a claim gets its place, and learns that it holds.
+//! `enter` and `wait`: how a claim gets its place, and learns of its grant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Outcome, Result};
 use crate::core::ticket::{LeaseStart, Ticket};
 
-/// A session that is over, or whose gateway is away, is no reason to fail while another can be
-/// had; after that the caller tries again.
+/// How many sessions an enter tries when a session has ended or its gateway fails. After that the
+/// caller retries.
 const TRIES: u32 = 2;
 
 pub(super) async fn enter(engine: &Gateway, claim: &Claim) -> Result<Entered> {
@@ -82,7 +82,7 @@ pub(super) async fn enter(engine: &Gateway, claim: &Claim) -> Result<Entered> {
     }
 }
 
-/// Remembers that a claim may have its place, or that it has none.
+/// Marks the claim as in doubt if the request may have been applied; otherwise forgets it.
 fn unless_applied(engine: &Gateway, claim: &Claim, error: &Error) {
     match error.outcome() {
         Outcome::MaybeApplied => engine.sessions.doubt(claim.id),
@@ -96,17 +96,17 @@ fn in_doubt(engine: &Gateway, claim: &Claim) -> bool {
     member.is_some_and(|member| member.in_doubt)
 }
 
-/// Whether a claim that failed so may be asked for in another session at once.
+/// Whether a claim that failed with this error may be entered in another session at once.
 fn may_move(engine: &Gateway, claim: &Claim, error: &Error) -> bool {
     let sure = error.outcome() == Outcome::NotApplied && !in_doubt(engine, claim);
     error.is_transient() && (sure || engine.client.has_others())
 }
 
-/// The session of a claim: its own if it was asked for before, else one of its ttl.
+/// The session of a claim: its own if it was entered before, else one of its ttl.
 ///
-/// A claim in doubt stays where it was asked for, where asking again finds it; only if that
-/// gateway is away and there are others does it move. What it may have left behind ends by its
-/// ttl, and nobody believes in it.
+/// A claim in doubt stays in its session, where a retry finds it. It moves only if that gateway is
+/// down and there are others. What it may have left behind expires after its ttl, and nobody relies
+/// on it.
 async fn session(engine: &Gateway, claim: &Claim) -> Result<Arc<Session>> {
     if let Some(member) = engine.sessions.member(claim.id) {
         let moves = member.session.is_avoided() && (!member.in_doubt || engine.client.has_others());
@@ -117,7 +117,7 @@ async fn session(engine: &Gateway, claim: &Claim) -> Result<Arc<Session>> {
     let (sessions, timeout) = (&engine.sessions, engine.client.timeout);
     let make = async {
         let opened = match engine.client.open(claim.ttl).await {
-            // Another gateway may take it, and the next try asks all of them.
+            // Another gateway may accept it, and the next attempt asks all of them.
             Err(error) if error.is_transient() && engine.client.has_others() => {
                 engine.client.open(claim.ttl).await
             }
@@ -138,7 +138,7 @@ fn entered_as(
 ) -> Result<Entered> {
     let known_as = standing.claim.as_ref().and_then(|id| id.parse().ok());
     let (Some(known_as), Some(valid)) = (known_as, standing.valid()) else {
-        return Err(unreachable("enter", "the gateway's answer lacks its promise").maybe_applied());
+        return Err(unreachable("enter", "the gateway's reply is incomplete").maybe_applied());
     };
     let sequence = standing.sequence();
     let armed = LeaseStart::promised(sent, valid);
@@ -183,7 +183,7 @@ pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> 
         };
         let nap = until.remaining().min(member.session.longest_wait());
         let nap = Duration::from_millis(nap.as_millis() as u64);
-        // It says nothing of how long the place lasts: only renewals do.
+        // The reply does not extend the lease: only renewals do.
         let document = json!({
             "id": claim.to_string(),
             "wait": format!("{}ms", nap.as_millis()),
@@ -208,7 +208,7 @@ pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> 
                     return Ok(Place::Waiting);
                 }
             }
-            // For the keeper to tell, which hears of it by its next renewal: at once.
+            // Left to the keeper, which learns of it by its next renewal, and that comes at once.
             Reply::Refused(problem) if problem.code == "evicted" => {
                 engine.sessions.alarm(&member.session, claim);
                 tokio::time::sleep(until.remaining()).await;
@@ -220,7 +220,7 @@ pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> 
     }
 }
 
-/// What a refusal means that is not about the place: nothing, until its own lease has ended.
+/// The result of a refusal that is not about the place: unknown until the claim's lease has ended.
 fn unknown(member: &Member, error: &Error) -> Result<Place> {
     if member.session.is_over() && member.ends.has_passed() {
         return Ok(Place::Gone);

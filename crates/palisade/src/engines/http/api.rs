@@ -1,5 +1,5 @@
-//! The documents of a gateway that this engine sends and reads. What they lack is absent, so that
-//! an older or newer gateway is understood as far as it goes.
+//! The documents of a gateway that this engine sends and reads. Missing fields are optional, so
+//! that older and newer gateways are understood as far as possible.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::core::claim::{Ask, Mode, READERS};
 use crate::core::owner::Owner;
 use crate::core::report::{ClaimReport, LineReport};
 
-/// A claim, for `POST /v1/claims`.
+/// A claim, the body of `POST /v1/claims`.
 #[derive(Serialize)]
 pub(super) struct Enter<'a> {
     pub(super) name: String,
@@ -45,32 +45,32 @@ pub(super) struct Opened {
     pub(super) url: Option<String>,
 }
 
-/// What stands of a claim.
+/// The state of a claim.
 #[derive(Deserialize)]
 pub(super) struct Standing {
     pub(super) id: String,
-    /// What the gateway calls it, as surveys show it.
+    /// The gateway's id of the claim, as in surveys.
     pub(super) claim: Option<String>,
     pub(super) state: String,
-    /// With the gateway's era in it.
+    /// Includes the gateway's era.
     pub(super) token: Option<String>,
     pub(super) valid_ms: Option<u64>,
 }
 
 impl Standing {
-    /// What was counted for the grant; `None` unless it holds.
+    /// The token of the grant; `None` unless it holds.
     pub(super) fn sequence(&self) -> Option<u64> {
         let held = self.state == "held";
         self.token.as_ref().filter(|_| held)?.parse().ok()
     }
 
-    /// How long it may be believed in.
+    /// How long the holder may rely on it.
     pub(super) fn valid(&self) -> Option<Duration> {
         self.valid_ms.map(Duration::from_millis)
     }
 }
 
-/// The answer to a keep-alive.
+/// The reply to a keep-alive.
 #[derive(Deserialize)]
 pub(super) struct Kept {
     pub(super) claims: Vec<Standing>,
@@ -147,7 +147,7 @@ impl Shown {
     }
 }
 
-/// What a gateway says of its engine.
+/// What a gateway reports about its engine.
 #[derive(Deserialize)]
 pub(super) struct Described {
     capability: Able,
@@ -193,7 +193,8 @@ struct Range {
 }
 
 impl Described {
-    /// What can be done through the gateway. A word that is not known is the least that it can be.
+    /// The capability of the engine behind the gateway. An unknown word counts as the least that it
+    /// could mean.
     pub(super) fn capability(&self) -> Capability {
         let able = &self.capability;
         let ms = Duration::from_millis;

@@ -1,10 +1,10 @@
-//! `Client`: requests to gateways, each bounded in time, each error saying whether the change may
+//! `Client`: requests to gateways. Each has a timeout, and each error says whether the change may
 //! have been applied.
 //!
-//! One HTTP client per runtime. Of several gateways the first is taken that answers and does not
-//! drain; when it fails, all are asked again. What belongs to a session goes to the session's own
-//! gateway, past any balancer. A request is never sent twice here: the caller decides what an
-//! unknown outcome means.
+//! There is one HTTP client per runtime. Of several gateways the first one that answers and is not
+//! draining is used; when it fails, all are asked again. Requests of a session go to the session's
+//! own gateway, past any load balancer. A request is never sent twice here: the caller decides what
+//! an unknown outcome means.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,17 +27,18 @@ use crate::engines::kit::{
 
 /// The header with a session's secret.
 const SESSION: HeaderName = HeaderName::from_static("palisade-session");
-/// The header that says how long we wait for the answer.
+/// The header with the client's timeout.
 const TIMEOUT: HeaderName = HeaderName::from_static("palisade-timeout");
-/// A gateway closes a connection that was idle for 90 s, a balancer sooner, and some forget it
-/// without a word: a request on one that nobody hears would be in doubt.
+/// Idle connections are closed after this. A gateway closes them after 90 s, a load balancer
+/// sooner, and some drop them silently: the outcome of a request on a dead connection would be
+/// unknown.
 const IDLE: Duration = Duration::from_secs(5);
-/// Events say that they are alive every 15 s.
+/// Event streams send a keep-alive every 15 s.
 const SILENCE: Duration = Duration::from_secs(40);
 
-/// What the URL says about requests.
+/// The part of the URL that concerns requests.
 pub(super) struct Access {
-    /// `http://host:port` of each gateway; of a socket only what `Host` is.
+    /// `http://host:port` of each gateway; for a socket only the `Host` header.
     pub(super) bases: Vec<Arc<str>>,
     pub(super) socket: Option<PathBuf>,
     pub(super) tls: Option<Tls>,
@@ -47,7 +48,7 @@ pub(super) struct Access {
     pub(super) connect_timeout: Duration,
 }
 
-/// Where the token comes from.
+/// The source of the token.
 #[derive(Clone)]
 pub(super) enum Token {
     None,
@@ -57,7 +58,7 @@ pub(super) enum Token {
 }
 
 impl Token {
-    /// The token as it is now: files are rotated.
+    /// The current token, because files are rotated.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when its file can't be read.
@@ -70,7 +71,7 @@ impl Token {
     }
 }
 
-/// An HTTP client, and the gateway that it asks for what belongs to no session.
+/// An HTTP client, and the gateway that it uses for requests without a session.
 #[derive(Clone)]
 struct Connection {
     http: reqwest::Client,
@@ -81,13 +82,13 @@ struct Connection {
 }
 
 impl Access {
-    /// An HTTP client of this runtime, with token and certificates as their files have them now.
+    /// An HTTP client for this runtime, with the token and certificates as their files are now.
     fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
         let config = |message| Error::new(ErrorKind::Config, "connect", message);
         let mut headers = HeaderMap::new();
         if let Some(token) = token {
             let value = HeaderValue::from_str(&format!("Bearer {token}"));
-            let unfit = "the token holds characters that no header can";
+            let unfit = "the token contains characters that are not allowed in a header";
             let mut value = value.map_err(|_| config(unfit))?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
@@ -111,7 +112,7 @@ impl Access {
         http.map_err(|error| config("an HTTP client can't be set up").because(error))
     }
 
-    /// What people call a gateway.
+    /// The name of a gateway in messages.
     fn shown(&self, base: &str) -> String {
         match &self.socket {
             Some(path) => path.display().to_string(),
@@ -119,8 +120,8 @@ impl Access {
         }
     }
 
-    /// Asks all gateways what they are in front of, and takes the first that answers; one that
-    /// drains only if there is no other.
+    /// Asks all gateways for their engine, and uses the first that answers; one that is draining
+    /// only if there is no other.
     async fn connect(&self) -> Result<Connection> {
         let token: Option<Arc<str>> = self.token.read()?.map(Into::into);
         let http = self.http(token.as_deref())?;
@@ -146,7 +147,7 @@ impl Access {
         base: Arc<str>,
         token: Option<Arc<str>>,
     ) -> Result<Connection> {
-        // A little earlier than the caller gives up, who does not know whom it waits for.
+        // A little before the caller's own timeout, which can't name the hosts.
         let limit = self.connect_timeout - self.connect_timeout / 20;
         let failed = |error: reqwest::Error| {
             let error = broken("connect", &self.shown(&base), &error);
@@ -185,8 +186,9 @@ impl Access {
         })
     }
 
-    /// Where the requests of a session go, that a gateway at `base` opened and says `url` of.
-    /// A socket has nothing in between, and a connection never becomes one without TLS.
+    /// Where the requests of a session go, which the gateway at `base` opened with this `url`. A
+    /// socket has nothing in between, so it stays. A connection with TLS is never replaced by one
+    /// without.
     fn follow(&self, base: &Arc<str>, url: Option<&str>) -> Arc<str> {
         let followed = url.filter(|_| self.socket.is_none()).and_then(|url| {
             let url = reqwest::Url::parse(url).ok()?;
@@ -202,7 +204,7 @@ impl Access {
     }
 }
 
-/// A request: what, to whose gateway, and for how long.
+/// A request: the operation, its session's gateway, and its time limit.
 pub(super) struct Call<'a> {
     pub(super) operation: &'static str,
     pub(super) method: Method,
@@ -212,14 +214,13 @@ pub(super) struct Call<'a> {
     pub(super) within: Duration,
 }
 
-/// An answer.
 pub(super) enum Reply {
     Done(Vec<u8>),
     Refused(Problem),
 }
 
 impl Reply {
-    /// The document, or the refusal as an error.
+    /// The body, or the refusal as an error.
     pub(super) fn done(self, operation: &'static str) -> Result<Vec<u8>> {
         match self {
             Self::Done(body) => Ok(body),
@@ -228,7 +229,6 @@ impl Reply {
     }
 }
 
-/// See the module's text.
 pub(super) struct Client {
     access: Arc<Access>,
     connections: PerRuntime<Connection>,
@@ -237,7 +237,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(access: Access) -> Result<Self> {
-        // Fails now rather than at the first request.
+        // Fails now and not at the first request.
         access.http(access.token.read()?.as_deref())?;
         let access = Arc::new(access);
         let connects = Arc::clone(&access);
@@ -253,12 +253,13 @@ impl Client {
         })
     }
 
-    /// Connects, if this runtime has no connection yet, and says what the gateway is in front of.
+    /// Connects, if this runtime has no connection yet, and returns what the gateway reports about
+    /// its engine.
     pub(super) async fn describe(&self) -> Result<Arc<Described>> {
         Ok(self.connections.get().await?.connection.described)
     }
 
-    /// Whether a claim can be moved to another gateway.
+    /// Whether a claim can move to another gateway.
     pub(super) fn has_others(&self) -> bool {
         self.access.bases.len() > 1
     }
@@ -294,7 +295,7 @@ impl Client {
                 return Err(broken(operation, &place, &error));
             }
             Err(late) => {
-                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                // A renewal can't afford a second timeout, and a leave is retried.
                 if matches!(operation, "renew" | "leave") {
                     self.connections.broken(link).await;
                 } else {
@@ -309,7 +310,7 @@ impl Client {
             match &problem {
                 None => session.answered(sent),
                 Some(problem) if problem.code == "no_session" => session.is_unknown(),
-                // It may have been refused before the session was looked at.
+                // The gateway may have refused it before it checked the session.
                 Some(_) => {}
             }
         }
@@ -330,7 +331,7 @@ impl Client {
         if let Some(session) = call.session {
             request = request.header(SESSION, session.secret.clone());
         }
-        // A request that waits says how long by itself.
+        // A request that waits has its own time limit in its body.
         if call.operation != "wait" {
             let within = call.within.as_millis().max(1);
             request = request.header(TIMEOUT, format!("{within}ms"));
@@ -341,7 +342,8 @@ impl Client {
         }
     }
 
-    /// Gives a connection up whose gateway drains or has another token, for those who ask next.
+    /// Drops the connection, for later requests, when the gateway is draining or our token was
+    /// replaced.
     async fn judge(&self, link: &Link<Connection>, problem: Problem) -> Result<Problem> {
         if problem.code == "draining" {
             self.connections.broken(link).await;
@@ -357,7 +359,7 @@ impl Client {
         Ok(problem)
     }
 
-    /// Asks for something that changes nothing.
+    /// Sends a read-only request.
     pub(super) async fn get(&self, operation: &'static str, path: &str) -> Result<Vec<u8>> {
         let call = Call {
             operation,
@@ -371,8 +373,8 @@ impl Client {
         reply.done(operation)
     }
 
-    /// Opens a session. One whose answer is lost is empty, and ends by its ttl: the error always
-    /// says that nothing was applied.
+    /// Opens a session. One whose reply is lost is empty and expires after its ttl, so the error
+    /// always says that nothing was applied.
     pub(super) async fn open(&self, ttl: Duration) -> Result<Session> {
         let secret = format!(
             "{:032x}{:032x}",
@@ -399,7 +401,7 @@ impl Client {
         Ok(Session::new(&secret, ttl, base, sent))
     }
 
-    /// Ends a session, which releases what is in it. Best effort.
+    /// Ends a session, which releases its claims. Best effort.
     pub(super) async fn end(&self, session: &Session) {
         let call = Call {
             operation: "session",
@@ -412,7 +414,7 @@ impl Client {
         let _ = self.send(call).await;
     }
 
-    /// Begins to listen to server-sent events.
+    /// Opens a stream of server-sent events.
     pub(super) async fn events(&self, path: &str, session: Option<&Session>) -> Result<Events> {
         let call = Call {
             operation: "watch",
@@ -445,25 +447,25 @@ impl Client {
     }
 }
 
-/// Where a request goes.
+/// The base URL of a request.
 fn place<'a>(link: &'a Link<Connection>, session: Option<&'a Session>) -> &'a str {
     session.map_or(&link.connection.base, |session| &session.base)
 }
 
-/// Server-sent events, as they come.
+/// A stream of server-sent events.
 pub(super) struct Events {
     response: Response,
     unread: Vec<u8>,
 }
 
-/// The longest event that is read; a gateway's have some hundred bytes.
+/// The longest event that is accepted; a gateway's events have a few hundred bytes.
 const LONGEST_EVENT: usize = 64 * 1024;
 
 impl Events {
     /// The next event and its data.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when the gateway has closed it or falls silent.
+    /// [`ErrorKind::Unreachable`] when the gateway has closed the stream or falls silent.
     pub(super) async fn next(&mut self) -> Result<(String, Value)> {
         let ended = || unreachable("watch", "the gateway's events have ended");
         loop {
@@ -485,7 +487,7 @@ impl Events {
     }
 }
 
-/// An event's name and data; `None` for a comment.
+/// The name and data of an event; `None` for a comment.
 fn read_event(text: &str) -> Option<(String, Value)> {
     let field = |name: &str| {
         let mut lines = text.lines();

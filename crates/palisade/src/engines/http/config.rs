@@ -23,7 +23,8 @@ const OPTIONS: &[&str] = &["tls_ca", "tls_cert", "tls_key", "token_file"];
 /// The port of a gateway, where a URL without TLS names none.
 const PORT: u16 = 7420;
 
-/// What holds of every gateway. The rest is as its engine has it; before that is known, the least.
+/// What all gateways have in common. The rest depends on the engine; until that is known, it is the
+/// least.
 const CAPABILITY: Capability = Capability {
     class: Guarantee::Timed,
     resize: false,
@@ -84,7 +85,7 @@ impl Http {
     }
 }
 
-/// A token that the program has: no text of a URL can say it.
+/// A token from the program, which no URL can contain.
 struct GivenToken(String);
 
 /// The folder of this user's own gateway, which is where `palisade serve` makes its socket.
@@ -118,7 +119,7 @@ fn socket(path: &str) -> Result<PathBuf> {
 
 fn is_others(folder: &Path) -> bool {
     let Ok(found) = std::fs::symlink_metadata(folder) else {
-        // There is none yet.
+        // It does not exist yet.
         return false;
     };
     let own = found.uid() == rustix::process::getuid().as_raw();
@@ -186,8 +187,8 @@ impl Options {
     }
 }
 
-/// A gateway's address, without the port that its scheme has anyway: `Host` has none then, and is
-/// compared with what the gateway is called.
+/// A gateway's address, without the default port of its scheme. The `Host` header then has no port
+/// either, and the gateway compares it with its names.
 fn base(scheme: &str, host: &Host) -> String {
     let usual = matches!((scheme, host.port), ("https", 443) | ("http", 80));
     let shown = host.to_string();

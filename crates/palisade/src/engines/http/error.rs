@@ -1,8 +1,8 @@
-//! What a gateway that says no means, and a connection that failed.
+//! The meaning of a gateway's refusal, and of a failed connection.
 //!
-//! A gateway says what went wrong as a problem document: its code is one of the library's kinds or
-//! one of its own, its outcome whether the change may be in force all the same. An answer that is
-//! none, from a balancer or another server, leaves that open.
+//! A gateway reports an error as a problem document: its code is one of the library's kinds or one
+//! of its own, and its outcome says whether the change may have been applied. A reply that is not
+//! such a document, from a load balancer or another server, leaves that open.
 
 use std::io;
 
@@ -42,7 +42,7 @@ impl Problem {
             return Self {
                 code: String::new(),
                 detail: String::new(),
-                // Who answered may have asked the gateway before.
+                // A load balancer that answers may have forwarded the request before.
                 maybe_applied: status.is_server_error(),
                 status,
             };
@@ -56,7 +56,7 @@ impl Problem {
         }
     }
 
-    /// Whether the place is not there any more.
+    /// Whether the place no longer exists.
     pub(super) fn is_gone(&self) -> bool {
         let codes = ["busy", "evicted", "failed", "lost", "no_claim", "released"];
         codes.contains(&self.code.as_str())
@@ -109,7 +109,7 @@ fn kind(code: &str) -> ErrorKind {
     }
     match code {
         "forbidden" => ErrorKind::Denied,
-        // Later, or at another gateway, it may go.
+        // It may work later, or at another gateway.
         "draining" | "no_session" | "too_many" => ErrorKind::Unreachable,
         "evicted" | "no_claim" | "released" => ErrorKind::Lost,
         "wrong_host" => ErrorKind::Config,

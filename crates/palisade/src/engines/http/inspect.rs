@@ -1,4 +1,4 @@
-//! `survey` and `check`: what the gateway shows of the lines, and says of its engine.
+//! `survey` and `check`: the lines as the gateway shows them, and what it reports about its engine.
 
 use std::collections::BTreeSet;
 
@@ -69,11 +69,11 @@ fn finding(found: &Found) -> Finding {
     Finding::new(severity, code, message, found.remedy.clone())
 }
 
-/// How many codes are kept. All of palisade's engines have fewer.
+/// The most codes that are kept; all engines of palisade have fewer.
 const CODES: usize = 256;
 
-/// The code of a finding, which lives as long as the program: a gateway has few of them, and one
-/// that makes them up is answered with one word.
+/// Interns the code of a finding as a `'static` string. A gateway has few codes; the codes of one
+/// that invents them are replaced by a single word.
 fn code(said: &str) -> &'static str {
     static KNOWN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut known = KNOWN.lock();

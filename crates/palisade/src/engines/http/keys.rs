@@ -1,20 +1,19 @@
-//! `Names`: what a namespace's lines are called at the gateway.
+//! `Names`: maps the names of a namespace to names at the gateway.
 //!
-//! A gateway has one namespace of its engine. `namespace=NS` puts names under `NS/` in it, as the
-//! prefixes of its access file are written; without it, names are the gateway's own.
+//! A gateway has one namespace of its engine. `namespace=NS` puts names under `NS/` in it, in the
+//! format of the prefixes in its access file; without it, names are the gateway's own.
 
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::{MAX_NAME, Name};
 use crate::core::owner::{Agent, Owner};
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Names {
     prefix: String,
 }
 
 impl Names {
-    /// The namespace `palisade`, which is every engine's default, is the gateway's own.
+    /// `palisade`, the default namespace of every engine, means the gateway's own names.
     pub(super) fn new(namespace: &str) -> Self {
         Self {
             prefix: match namespace {
@@ -24,10 +23,10 @@ impl Names {
         }
     }
 
-    /// What the gateway calls a line.
+    /// The gateway's name for a line.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] when there is no room for the namespace.
+    /// [`ErrorKind::InvalidName`] when the name is too long with the namespace in front.
     pub(super) fn there(&self, name: &Name) -> Result<String> {
         let there = format!("{}{name}", self.prefix);
         if there.len() > MAX_NAME {
@@ -40,23 +39,23 @@ impl Names {
         Ok(there)
     }
 
-    /// What the names begin with there that begin with `prefix` here.
+    /// The gateway's prefix for names that begin with `prefix` here.
     pub(super) fn prefix(&self, prefix: &str) -> String {
         format!("{}{prefix}", self.prefix)
     }
 
-    /// What is called so there; `None` when it is in another namespace.
+    /// Our name for a name at the gateway; `None` when it is in another namespace.
     pub(super) fn here<'a>(&self, there: &'a str) -> Option<&'a str> {
         there.strip_prefix(&self.prefix)
     }
 
-    /// A record whose agent says the names as they are there.
+    /// The owner record with its agent's names as at the gateway.
     pub(super) fn owner_there(&self, owner: &Owner) -> Owner {
         let there = |name: &mut String| *name = self.prefix(name);
         renamed(owner, there)
     }
 
-    /// A record whose agent says the names as they are here. One of another namespace is left.
+    /// The owner record with its agent's names as here. Names in other namespaces stay as they are.
     pub(super) fn owner_here(&self, owner: &Owner) -> Owner {
         let here = |name: &mut String| {
             if let Some(own) = self.here(name) {

@@ -1,13 +1,13 @@
 //! `http://`, `https://` and `http+unix:` — a palisade gateway, and whatever is behind it.
 //!
-//! A claim is one of a session at the gateway, which has its place by the library: this engine
-//! asks, and believes what it is promised. **A promise counts from before the request was sent,
-//! and no margin is taken again.** No answer, or a gateway that does not know the session, says
-//! nothing: what is held is held until its own deadline.
+//! A claim belongs to a session at the gateway, which takes its place with the library; this engine
+//! sends requests and relies on the promised validity. **A promise counts from before the request
+//! was sent, and no margin is subtracted again.** Without a reply, or from a gateway that does not
+//! know the session, nothing is learned: a hold stays valid until its own deadline.
 //!
 //! `acquire` finds a session of the claim's ttl in `sessions`, and `client` sends a document of
-//! `api` to the gateway of that session. Claims are known by the gateway's id (`Ticket::claim`),
-//! and by ours within the session (`Ticket::native`).
+//! `api` to the gateway of that session. Claims are identified by the gateway's id
+//! (`Ticket::claim`), and by ours within the session (`Ticket::native`).
 
 mod acquire;
 mod api;
@@ -42,7 +42,7 @@ use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::Host;
 
-/// Some gateways in front of one engine.
+/// Gateways in front of one engine.
 struct Gateway {
     client: Client,
     names: Names,
@@ -55,7 +55,7 @@ struct Gateway {
     shown: String,
 }
 
-/// The engine: what listens for alarms keeps it alive.
+/// The engine. The listener for alarms keeps it alive.
 struct HttpEngine(Arc<Gateway>);
 
 impl Engine for HttpEngine {
@@ -124,11 +124,11 @@ impl Engine for HttpEngine {
         None
     }
 
-    /// Ends all sessions, which releases whatever is still in them.
+    /// Ends all sessions, which releases their claims.
     async fn close(&self) {
         let sessions = self.0.sessions.close();
         let ends = sessions.iter().map(|session| self.0.client.end(session));
-        // What can't be ended now ends by its ttl.
+        // A session that can't be ended now expires after its ttl.
         futures_util::future::join_all(ends).await;
         self.0.client.close();
     }

@@ -1,4 +1,4 @@
-//! `alarms` and `watch`: server-sent events, of each session and of lines.
+//! `alarms` and `watch`: server-sent events of each session, and of lines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::core::error::Result;
 use crate::core::report::Scope;
 use crate::engines::kit;
 
-/// Before events are asked for again: a gateway that is away is not asked all the time.
+/// The pause before events are requested again, so that a gateway that is down is not flooded.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What happened to claims of this client, by the events of its sessions.
+/// The alarms for claims of this client, from the events of its sessions.
 pub(super) fn alarms(engine: &Arc<Gateway>) -> BoxStream<Alarm> {
     let (known, opened) = engine.sessions.listen();
     let opened = kit::alarms::hints(opened, |session| session);
@@ -29,7 +29,7 @@ pub(super) fn alarms(engine: &Arc<Gateway>) -> BoxStream<Alarm> {
     stream::select(raised, told).boxed()
 }
 
-/// The alarms of one session, until it is over.
+/// The alarms of one session, until it ends.
 fn listen(engine: Arc<Gateway>, session: Arc<Session>) -> BoxStream<Alarm> {
     let state = (engine, session, None::<Events>);
     let heard = stream::unfold(state, |(engine, session, events)| async move {
@@ -47,7 +47,7 @@ fn listen(engine: Arc<Gateway>, session: Arc<Session>) -> BoxStream<Alarm> {
             None => {
                 let path = "/v1/sessions/events";
                 match engine.client.events(path, Some(&session)).await {
-                    // What happened before is not told.
+                    // Earlier events were missed, so all claims of the session are checked.
                     Ok(events) => (Some(events), engine.sessions.alarms(&session, None)),
                     Err(_) => {
                         tokio::time::sleep(PAUSE).await;
@@ -61,7 +61,7 @@ fn listen(engine: Arc<Gateway>, session: Arc<Session>) -> BoxStream<Alarm> {
     heard.flatten().boxed()
 }
 
-/// The alarms that an event gives.
+/// The alarms that an event causes.
 fn told(
     engine: &Gateway,
     session: &Arc<Session>,
@@ -80,7 +80,7 @@ fn told(
 }
 
 pub(super) fn watch(engine: &Arc<Gateway>, scope: &Scope) -> BoxStream<Result<()>> {
-    // Of one line too: a hint too many does no harm.
+    // For one line the prefix may match other lines too; superfluous hints do no harm.
     let prefix = match scope {
         Scope::Prefix(prefix) => engine.names.prefix(prefix),
         Scope::Line(name) => engine.names.prefix(name.as_str()),
@@ -93,7 +93,7 @@ pub(super) fn watch(engine: &Arc<Gateway>, scope: &Scope) -> BoxStream<Result<()
                 Ok(_) => (Some(events), Ok(())),
                 Err(error) => (None, Err(error)),
             },
-            // A change since the watch was asked for, or in a gap, is told by the first hint.
+            // The first hint covers changes before the watch began, and in a gap.
             None => match engine.client.events(&path, None).await {
                 Ok(events) => (Some(events), Ok(())),
                 Err(error) => {
@@ -107,7 +107,7 @@ pub(super) fn watch(engine: &Arc<Gateway>, scope: &Scope) -> BoxStream<Result<()
     .boxed()
 }
 
-/// A value as a part of a query.
+/// Encodes a value for a query.
 pub(super) fn query(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
 }

@@ -1,4 +1,4 @@
-//! `leave`, `amend` and `evict`: how a place is given up, changed or taken away.
+//! `leave`, `amend` and `evict`.
 
 use reqwest::Method;
 use serde_json::json;
@@ -19,7 +19,7 @@ use std::time::Duration;
 pub(super) async fn leave(engine: &Gateway, ticket: &Ticket) -> Result<Left> {
     let claim = own_id(ticket);
     let Some(member) = engine.sessions.member(claim) else {
-        // It was never sent from here, and won't be.
+        // It was never sent from here, and will not be.
         engine.sessions.bury(claim, engine.default_ttl);
         return Ok(Left::Absent);
     };
@@ -37,10 +37,10 @@ pub(super) async fn leave(engine: &Gateway, ticket: &Ticket) -> Result<Left> {
     );
     let left = match asked.await? {
         Reply::Done(_) => Left::Done,
-        // It was kept for its owner until now.
+        // An evicted claim is kept for its owner until it leaves.
         Reply::Refused(problem) if problem.code == "evicted" => Left::Done,
         Reply::Refused(problem) if problem.is_gone() => Left::Absent,
-        // What is left at the engine ends by its ttl.
+        // What is left at the engine expires after its ttl.
         Reply::Refused(problem) if problem.code == "no_session" => Left::Absent,
         Reply::Refused(problem) => return Err(problem.error("leave")),
     };

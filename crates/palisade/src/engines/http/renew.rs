@@ -19,15 +19,15 @@ use crate::core::engine::Renewal;
 use crate::core::error::{Error, Result};
 use crate::core::ticket::{Lease, LeaseStart};
 
-/// The claims that one keep-alive names: some 40 KiB, where a gateway takes 1 MiB.
+/// The most claims in one keep-alive: some 40 KiB, where a gateway accepts 1 MiB.
 const CLAIMS: usize = 1024;
 
-/// A lease to be renewed: its place among those that were asked for, and its claim.
+/// A lease to renew: its index in the request, and its claim.
 type Due = (usize, ClaimId);
 
 pub(super) async fn renew(engine: &Gateway, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
-    // A client has few of them.
+    // A linear search is enough, because a client has few sessions.
     let mut due: Vec<(Arc<Session>, Vec<Due>)> = Vec::new();
     for (at, lease) in leases.iter().enumerate() {
         let Some(ticket) = &lease.ticket else {
@@ -35,7 +35,7 @@ pub(super) async fn renew(engine: &Gateway, leases: &[Lease], within: Duration) 
         };
         let claim = own_id(ticket);
         let member = engine.sessions.member(claim);
-        // One that is not known was left or lost before.
+        // An unknown claim was left or lost before.
         if let Some(member) = member.filter(|member| !member.is_other(ticket)) {
             let known = due
                 .iter_mut()
@@ -100,10 +100,10 @@ async fn asked(engine: &Gateway, session: &Session, due: &[Due], within: Duratio
     }
 }
 
-/// What a gateway that knows the session says of a claim.
+/// The renewal of a claim, from the reply of a gateway that knows the session.
 fn said_of(engine: &Gateway, claim: ClaimId, said: Option<&&Standing>, sent: BootTime) -> Renewal {
     let Some(said) = said else {
-        let message = "the gateway says nothing of this claim";
+        let message = "the gateway's reply does not mention this claim";
         return Renewal::Unknown(unreachable("renew", message));
     };
     match (said.state.as_str(), said.valid()) {
@@ -121,8 +121,8 @@ fn said_of(engine: &Gateway, claim: ClaimId, said: Option<&&Standing>, sent: Boo
     }
 }
 
-/// Without an answer, or from a gateway that does not know the session, nothing is known until
-/// the claim's own lease has ended.
+/// Without a reply, or if the gateway does not know the session, the outcome is unknown until the
+/// claim's own lease has ended.
 fn unknown(engine: &Gateway, claim: ClaimId, error: &Error) -> Renewal {
     let over = |member: Member| member.ends.has_passed();
     if engine.sessions.member(claim).is_none_or(over) {

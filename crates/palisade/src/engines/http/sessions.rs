@@ -1,9 +1,9 @@
-//! `Sessions`: the sessions of this client, one for each ttl, and which claim is in which.
+//! `Sessions`: the sessions of this client, one for each ttl, and the claims in each.
 //!
-//! Invariant: a claim is in the table before its enter is sent and until it is known to be over,
-//! so that whoever leaves it finds its session; a claim that was left before it was entered is
-//! remembered instead. A session that its gateway does not know any more is used for no new claim;
-//! what was claimed in it is not known to be over before its own deadline.
+//! Invariant: a claim is in the table from before its enter is sent until it is known to be over,
+//! so that a leave finds its session. A claim that was left before it was entered is remembered as
+//! such. A session that its gateway no longer knows is not used for new claims; its claims are not
+//! known to be over before their own deadlines.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::engines::kit::tombstones::Tombstones;
 
 /// A session at one gateway.
 pub(super) struct Session {
-    /// A secret, and never shown.
+    /// Secret, and never shown.
     pub(super) secret: HeaderValue,
     pub(super) ttl: Duration,
-    /// Its gateway.
+    /// The URL of its gateway.
     pub(super) base: Arc<str>,
-    /// When the last request was sent that it answered: it lives for a ttl from then on.
+    /// When the last request that it answered was sent; it lives for a ttl from then on.
     heard: AtomicU64,
     unknown: AtomicBool,
     avoided: AtomicBool,
@@ -37,7 +37,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(secret: &str, ttl: Duration, base: Arc<str>, sent: BootTime) -> Self {
         let mut secret = HeaderValue::from_str(secret)
-            // Hex digits always fit; an empty one is known to no gateway.
+            // Hex digits are always valid; no gateway knows an empty secret.
             .unwrap_or_else(|_| HeaderValue::from_static(""));
         secret.set_sensitive(true);
         Self {
@@ -50,18 +50,18 @@ impl Session {
         }
     }
 
-    /// A request that was sent at `sent` was answered.
+    /// Records that a request sent at `sent` was answered.
     pub(super) fn answered(&self, sent: BootTime) {
         self.heard.fetch_max(sent.as_nanos(), Ordering::AcqRel);
         self.avoided.store(false, Ordering::Release);
     }
 
-    /// Its gateway does not know it, or it was ended.
+    /// Records that its gateway does not know it, or that it was ended.
     pub(super) fn is_unknown(&self) {
         self.unknown.store(true, Ordering::Release);
     }
 
-    /// Its gateway fails or drains: new claims go elsewhere, if there is an elsewhere.
+    /// Records that its gateway fails or is draining: new claims go elsewhere if they can.
     pub(super) fn avoid(&self) {
         self.avoided.store(true, Ordering::Release);
     }
@@ -70,42 +70,42 @@ impl Session {
         self.avoided.load(Ordering::Acquire)
     }
 
-    /// When its gateway ends it at the earliest, unless it hears of us.
+    /// The earliest time at which its gateway ends it, unless it receives another request.
     fn ends(&self) -> BootTime {
         BootTime::from_nanos(self.heard.load(Ordering::Acquire)) + self.ttl
     }
 
-    /// Whether nothing can be asked of it any more.
+    /// Whether it can no longer be used.
     pub(super) fn is_over(&self) -> bool {
         self.unknown.load(Ordering::Acquire) || self.ends().has_passed()
     }
 
-    /// Whether a new claim may go there. Not shortly before its end: the request takes time.
+    /// Whether a new claim may use it. Not shortly before its end, because the request takes time.
     fn takes(&self, ttl: Duration) -> bool {
         let left = self.ends().remaining();
         self.ttl == ttl && !self.is_over() && !self.is_avoided() && left > ttl / 2
     }
 
-    /// The longest that a request of it waits: no longer than its gateway lets it, and not so
-    /// long that one which stands still goes unnoticed.
+    /// The longest wait of one of its requests: no longer than its gateway allows, and short enough
+    /// to notice a gateway that has stalled.
     pub(super) fn longest_wait(&self) -> Duration {
         (self.ttl / 3).min(Duration::from_secs(2))
     }
 }
 
-/// A claim, and what is known of it.
+/// A claim and its state.
 #[derive(Clone)]
 pub(super) struct Member {
     pub(super) session: Arc<Session>,
-    /// As it was first asked for.
+    /// As in the first request.
     pub(super) queue: bool,
-    /// What the gateway calls it; `None` before its answer.
+    /// The gateway's id of the claim; `None` before its reply.
     known_as: Option<ClaimId>,
     /// 0 until it is granted.
     pub(super) sequence: u64,
-    /// When its lease ends, as far as was promised.
+    /// When its lease ends, as far as the gateway has promised.
     pub(super) ends: BootTime,
-    /// Whether a request for it was not answered.
+    /// Whether a request for it is unanswered.
     pub(super) in_doubt: bool,
 }
 
@@ -124,10 +124,9 @@ struct Table {
     tombstones: Tombstones,
 }
 
-/// See the module's text.
 pub(super) struct Sessions {
     table: Mutex<Table>,
-    /// Those that were opened, for who listens to them.
+    /// Newly opened sessions, for those who listen to their events.
     opened: broadcast::Sender<Arc<Session>>,
     alarms: broadcast::Sender<Alarm>,
     pub(super) maker: Maker,
@@ -144,21 +143,21 @@ impl Default for Sessions {
     }
 }
 
-/// Our id of the claim that a ticket is about: its id within the session.
+/// Our id of the claim that a ticket is about, which is its id within the session.
 pub(super) fn own_id(ticket: &Ticket) -> ClaimId {
     let own = ticket.native.as_ref().and_then(|id| id.parse().ok());
     own.unwrap_or(ticket.claim)
 }
 
 impl Sessions {
-    /// A session that takes new claims of this ttl.
+    /// A session that accepts new claims of this ttl.
     pub(super) fn find(&self, ttl: Duration) -> Option<Arc<Session>> {
         let table = self.table.lock();
         let found = table.sessions.iter().find(|session| session.takes(ttl));
         found.cloned()
     }
 
-    /// Takes a new session, and forgets those that are over with what was in them.
+    /// Adds a new session, and forgets those that are over, with their claims.
     pub(super) fn add(&self, session: Session) -> Arc<Session> {
         let session = Arc::new(session);
         let mut table = self.table.lock();
@@ -172,8 +171,8 @@ impl Sessions {
         session
     }
 
-    /// Puts a claim into the table that is about to be entered in `session`, and says what is
-    /// known of it; `None` when it was left before.
+    /// Adds a claim that is about to be entered in `session`, and returns what is known of it;
+    /// `None` when it was left before.
     pub(super) fn enter(
         &self,
         claim: ClaimId,
@@ -199,7 +198,7 @@ impl Sessions {
         Some(member.clone())
     }
 
-    /// Takes what a gateway says of a claim that is in the line.
+    /// Records what a gateway reports about a claim in the line.
     pub(super) fn stands(
         &self,
         claim: ClaimId,
@@ -216,7 +215,7 @@ impl Sessions {
         }
     }
 
-    /// Says that a request for a claim was not answered.
+    /// Records that a request for a claim was not answered.
     pub(super) fn doubt(&self, claim: ClaimId) {
         if let Some(member) = self.table.lock().members.get_mut(&claim) {
             member.in_doubt = true;
@@ -227,12 +226,12 @@ impl Sessions {
         self.table.lock().members.get(&claim).cloned()
     }
 
-    /// Forgets a claim that is over, or was never there.
+    /// Forgets a claim that is over, or was never entered.
     pub(super) fn forget(&self, claim: ClaimId) {
         self.table.lock().members.remove(&claim);
     }
 
-    /// Forgets a claim that was left, and remembers that it was.
+    /// Forgets a claim that was left, and remembers that it was left.
     pub(super) fn bury(&self, claim: ClaimId, ttl: Duration) {
         let mut table = self.table.lock();
         let ttl = match table.members.remove(&claim) {
@@ -242,8 +241,8 @@ impl Sessions {
         table.tombstones.add(claim, BootTime::now(), ttl);
     }
 
-    /// The alarms for the claims of a session, or for one of them. A claim may still be entering
-    /// as far as the keeper knows, under the id that it was asked with.
+    /// The alarms for the claims of a session, or for one of them. The keeper may still know a
+    /// claim by the id of its request.
     pub(super) fn alarms(&self, session: &Arc<Session>, claim: Option<ClaimId>) -> Vec<Alarm> {
         let table = self.table.lock();
         let chosen = table.members.iter().filter(|(id, member)| {
@@ -253,7 +252,7 @@ impl Sessions {
         ids.flatten().map(|id| Alarm::Lease(id.into())).collect()
     }
 
-    /// Alarms the keeper about one claim. Nobody listening is no error.
+    /// Raises an alarm about one claim. Nobody listening is no error.
     pub(super) fn alarm(&self, session: &Arc<Session>, claim: ClaimId) {
         for alarm in self.alarms(session, Some(claim)) {
             let _ = self.alarms.send(alarm);
@@ -265,13 +264,13 @@ impl Sessions {
         self.alarms.subscribe()
     }
 
-    /// The sessions, and those that are opened from now on.
+    /// The current sessions, and those that are opened from now on.
     pub(super) fn listen(&self) -> (Vec<Arc<Session>>, broadcast::Receiver<Arc<Session>>) {
         let table = self.table.lock();
         (table.sessions.clone(), self.opened.subscribe())
     }
 
-    /// Takes all sessions that live out.
+    /// Removes all sessions, and returns those that are alive.
     pub(super) fn close(&self) -> Vec<Arc<Session>> {
         let mut sessions = std::mem::take(&mut self.table.lock().sessions);
         sessions.retain(|session| !session.is_over());

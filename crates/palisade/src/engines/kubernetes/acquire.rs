@@ -1,11 +1,10 @@
-//! `enter` and `wait`: a claim reads its Lease, decides, and takes its place by one conditioned
+//! `enter` and `wait`: a claim reads its Lease, decides, and takes its place with one conditional
 //! write.
 //!
-//! A Lease is created free and then taken, so that there always is a resource version that the
-//! taking write is conditioned on: that is the token. A write whose outcome is not known is
-//! looked for by a read: by the claim's id and the time that it was sent with. A waiting claim
-//! has nothing in the store; it sleeps until a watch, a local change or the end of a holder's
-//! lease by our own clock.
+//! A Lease is created free and then taken, so that the acquiring write always has a resourceVersion
+//! to be conditional on, and that is the token. If the outcome of a write is unknown, a read looks
+//! for the claim's id and the time stamp of the write. A waiting claim has nothing in the store. It
+//! sleeps until a watch event, a local change, or the end of a holder's lease by our own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +28,13 @@ use crate::engines::kit::finish::finish;
 /// How old a read may be that several waiters share, in nanoseconds.
 const SHARED_READ: u64 = 100_000_000;
 
-/// How long a holder is watched at a time, and how soon a line is tried again that others change.
+/// How long a holder is observed at a time, and how soon a line that others change is tried again.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What came of a try.
+/// The result of an attempt.
 enum Tried {
     Held(u64, LeaseStart),
-    /// Others hold, as [`Decision::Behind`] has it.
+    /// Others hold, as in [`Decision::Behind`].
     Behind(BootTime, bool),
     /// It was left meanwhile.
     Left,
@@ -49,8 +48,8 @@ pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: Arc<Claim>) -> Result
         return Ok(Entered::Busy);
     };
     let mut tried = attempt(engine, &line, &member, BootTime::now()).await;
-    // A holder that should be gone by its own word is watched until it is by our clock, or
-    // else whoever never waits would find it busy for ever.
+    // A holder that is overdue by its own record is observed until it has expired by our clock.
+    // Otherwise a caller that never waits would find the line busy for ever.
     while let Ok(Tried::Behind(until, true)) = tried
         && !claim.queue
         && !member.waits
@@ -95,13 +94,14 @@ fn held(member: &Member, sequence: u64, armed: LeaseStart) -> Entered {
     }
 }
 
-/// How long one write of this claim may take: well below its lease.
+/// The time limit for one write of this claim: well below its lease.
 fn patience(engine: &Kubernetes, claim: &Claim) -> Duration {
     engine.client.timeout.min(claim.ttl / 3)
 }
 
-/// Tries to take the place. What others are told to have is believed if it was asked for at
-/// `since` or later; what can be taken is tried, since the write finds out.
+/// Tries to take the place. A snapshot that shows other holders is believed only if its read was
+/// sent at `since` or later. A snapshot that allows the write needs no such check, because the
+/// write is conditional.
 async fn attempt(
     engine: &Arc<Kubernetes>,
     line: &Arc<Line>,
@@ -109,7 +109,7 @@ async fn attempt(
     since: BootTime,
 ) -> Result<Tried> {
     let (claim, client) = (&member.claim, &engine.client);
-    // Whoever waits has time, and will be called again; whoever does not is answered.
+    // A waiting claim has time and tries again later; any other claim needs an answer now.
     let mut retry = if claim.queue {
         Retry::times(3)
     } else {
@@ -127,7 +127,7 @@ async fn attempt(
             && other != claim.name.as_str()
             && !engine.keys.is_bare()
         {
-            let message = "the Lease of this name is another name's; use another name";
+            let message = "the Lease of this name belongs to another name; use another name";
             return Err(Error::new(ErrorKind::InvalidName, "enter", message));
         }
         let (stamp, server) = (client.stamp(), client.clock.now());
@@ -143,7 +143,8 @@ async fn attempt(
             return Ok(Tried::Behind(until, overdue));
         }
         if turn.is_none() {
-            // Others of this process may be at it: what can be done is decided anew then.
+            // Other claims of this process may be writing, so the decision is made again
+            // afterwards.
             turn = Some(line.turn(client.timeout).await);
             if let Some(known) = line.known(BootTime::PAST) {
                 snapshot = known;
@@ -164,7 +165,7 @@ async fn attempt(
                         continue;
                     }
                     Ok(Written::Refused) => true,
-                    // A free Lease too many is in nobody's way.
+                    // A superfluous free Lease blocks nobody.
                     Err(error) => return Err(not_applied(error)),
                 }
             }
@@ -173,7 +174,7 @@ async fn attempt(
                 let armed = known.as_ref().unwrap_or(member).armed;
                 return Ok(Tried::Held(entry.token, armed));
             }
-            // Armed anew, so that it is known from when it counts.
+            // Renewed, so that the start of its lease is known.
             Decision::Mine(entry) => {
                 let Some(lease) = &snapshot else { continue };
                 let renewed = lease.changed(&stamp, |holders, _| {
@@ -204,8 +205,8 @@ async fn attempt(
     }
 }
 
-/// Sends the write that takes a place, `None` when it was refused. It goes on when the caller is
-/// dropped, so that whoever leaves afterwards knows what became of it.
+/// Sends the write that takes a place; `None` when it was refused. It is completed even if the
+/// caller is dropped, so that a later leave knows its outcome.
 async fn take(
     engine: &Arc<Kubernetes>,
     line: &Arc<Line>,
@@ -251,7 +252,8 @@ async fn take(
         match written {
             Ok(true) if settled => Ok(Some(Tried::Held(sequence, armed))),
             Ok(true) => {
-                // Left while it was under way, by someone who could not wait for it.
+                // It was left while the write was in flight, by a caller that could not wait for
+                // it.
                 let ticket = Ticket::own(claim.name.clone(), claim.id);
                 release::leave(&engine, &ticket).await?;
                 Ok(Some(Tried::Left))
@@ -263,7 +265,7 @@ async fn take(
     .await
 }
 
-/// Whether an acquiring write was applied: by its answer, else by a read.
+/// Whether an acquiring write was applied, by its reply or else by a read.
 async fn write(
     engine: &Kubernetes,
     line: &Line,
@@ -293,7 +295,7 @@ async fn write(
             line.wrote(now, stamp, sent);
             Ok(true)
         }
-        // What it was conditioned on is gone: it can't come true any more.
+        // The resourceVersion that it is conditional on is gone, so it can't be applied any more.
         (Some(now), None)
             if (&now.metadata.uid, &now.metadata.resource_version)
                 != (&lease.metadata.uid, &lease.metadata.resource_version) =>
@@ -308,7 +310,7 @@ async fn write(
     }
 }
 
-/// Reads a line, for all of this process who want that at once.
+/// Reads a line, once for all claims of this process that need it at the same time.
 pub(super) async fn read(
     engine: &Kubernetes,
     line: &Line,
@@ -346,7 +348,7 @@ pub(super) async fn wait(
             return Ok(Place::Gone);
         }
         let last = until.has_passed();
-        // A watch is only a hint, and may have ended.
+        // A watch is only a hint, and may have ended, so the line is read from time to time.
         let since = if look.has_passed() {
             look = look_by(until);
             BootTime::from_nanos(BootTime::now().as_nanos() - SHARED_READ)
@@ -374,7 +376,7 @@ pub(super) async fn wait(
     }
 }
 
-/// Whether a claim that holds still does.
+/// Whether a hold is still in force.
 async fn stands(engine: &Kubernetes, line: &Line, member: &Member, sequence: u64) -> Result<Place> {
     let now = read(engine, line, "wait", BootTime::now()).await?;
     let entry = now.and_then(|lease| lease.entry(member.claim.id, sequence));

@@ -1,5 +1,5 @@
-//! The raw operations beside `kubernetes://`: a Lease taken and freed by two PUTs, and a hand-over
-//! by a watch.
+//! The raw operations that `bench` compares with: a Lease taken and freed by two PUTs, and a
+//! hand-over by a watch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 
-/// Opens the raw operations beside the locks of `url`.
+/// Opens the raw operations on the API server of `url`.
 pub(super) async fn open_baseline(mut url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
     let client = client(&mut url, settings)?;
     client.connect().await?;
@@ -26,7 +26,7 @@ struct Raw(Arc<Inner>);
 
 struct Inner {
     client: Client,
-    /// What is known of each Lease: the next write is conditioned on it.
+    /// The last known state of each Lease, on which the next write is conditional.
     known: Mutex<std::collections::HashMap<String, Lease>>,
 }
 
@@ -35,7 +35,7 @@ fn in_use() -> Error {
 }
 
 impl Inner {
-    /// A Lease as it was last written, created if there is none.
+    /// A Lease as it was last written; created if it does not exist.
     async fn lease(&self, key: &str) -> Result<Lease> {
         if let Some(lease) = self.known.lock().get(key) {
             return Ok(lease.clone());
@@ -112,7 +112,7 @@ impl Baseline for Raw {
     }
 }
 
-/// A key of the benchmark as the name of a Lease.
+/// The Lease name for a key of the benchmark.
 fn name(key: &str) -> String {
     let plain = |c: char| {
         if c.is_ascii_alphanumeric() {

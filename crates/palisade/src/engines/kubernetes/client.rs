@@ -1,9 +1,9 @@
-//! `Client`: requests to the API server, each bounded in time, each error saying whether the
-//! change may have been applied.
+//! `Client`: requests to the API server. Each has a timeout, and each error says whether the change
+//! may have been applied.
 //!
-//! A write says how long it may take to the server too, so that it does not come true long after
-//! we gave it up. Only what the server says it has not executed (429, 401) is sent again; what
-//! anything else means is for the caller to find out by a read.
+//! A write also tells the server its timeout, so that it is not applied long after the client gave
+//! up. Only requests that the server says it did not execute (429, 401) are sent again; for any
+//! other outcome the caller finds out by a read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -23,16 +23,17 @@ use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Host, Link, PerRuntime, http_client, timed};
 
-/// How many Leases one answer lists.
+/// The page size of a list.
 const PAGE: usize = 500;
 
-/// How long the server says to wait when it does not say how long.
+/// The pause after a 429 without Retry-After.
 const THROTTLED: Duration = Duration::from_secs(1);
 
-/// The server's clock, as its answers show it: to a second, and never used to judge a lease.
+/// The server's clock, as the `Date` of its replies shows it. It is accurate to a second, and never
+/// decides whether a lease has expired.
 #[derive(Default)]
 pub(super) struct Clock {
-    /// How far it is ahead of ours, in microseconds; 0 when that is less than it can show.
+    /// How far it is ahead of ours, in microseconds; 0 when the difference is below the accuracy.
     ahead: AtomicI64,
 }
 
@@ -46,7 +47,7 @@ impl Clock {
         let Ok(date) = i64::try_from(since.as_micros()) else {
             return;
         };
-        // It was so when the answer was made, and the second had begun by then.
+        // The date is as of the reply, truncated to the second; half a second is added as the mean.
         let ahead = date + 500_000 - wall_clock();
         let shown = if ahead.abs() > 2_000_000 { ahead } else { 0 };
         self.ahead.store(shown, Ordering::Relaxed);
@@ -62,16 +63,15 @@ impl Clock {
     }
 }
 
-/// An HTTP client, and the server that it asks.
+/// An HTTP client, and the server that it talks to.
 #[derive(Clone)]
 struct Connection {
     http: reqwest::Client,
     base: Arc<str>,
-    /// Whose certificate it shows, if a plugin gave it.
+    /// The credential whose certificate it presents, if a plugin gave one.
     credential: Arc<Credential>,
 }
 
-/// See the module's text.
 pub(super) struct Client {
     connections: PerRuntime<Connection>,
     credentials: Arc<Credentials>,
@@ -83,23 +83,23 @@ pub(super) struct Client {
     pub(super) timeout: Duration,
 }
 
-/// A reply as it came.
+/// A reply, not interpreted yet.
 pub(super) struct Reply {
     pub(super) status: StatusCode,
     pub(super) body: Vec<u8>,
 }
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Debug)]
 pub(super) enum Written {
     /// It was applied, and this is the object now.
     Done(Box<Lease>),
-    /// It was not: the object is another than the one that it was conditioned on.
+    /// It was not applied: the object is not the one that the write was conditional on.
     Refused,
 }
 
 impl Target {
-    /// An HTTP client of this runtime, with certificates as their files have them now.
+    /// An HTTP client for this runtime, with the certificates as their files are now.
     async fn connection(&self, credential: Arc<Credential>) -> Result<Connection> {
         let config = |message: &str| Error::new(ErrorKind::Config, "connect", message);
         let unusable = "the certificates of the kubeconfig can't be used";
@@ -180,12 +180,12 @@ impl Client {
 
     /// Connects, if this runtime has no connection yet.
     pub(super) async fn connect(&self) -> Result<()> {
-        // A plugin may take its time, once.
+        // A plugin may be slow the first time.
         self.credentials.get().await?;
         self.connections.get().await.map(drop)
     }
 
-    /// Where the server is, and whether the way there is encrypted.
+    /// The host of the server, and whether the connection is encrypted.
     pub(super) fn host(&self) -> (Option<Host>, bool) {
         let url = reqwest::Url::parse(&self.server).ok();
         let host = url.and_then(|url| {
@@ -200,12 +200,13 @@ impl Client {
         self.connections.close();
     }
 
-    /// A time for a record, by the server's clock: another at every call.
+    /// A time stamp for a record, by the server's clock; different at every call.
     pub(super) fn stamp(&self) -> String {
         static LAST: AtomicI64 = AtomicI64::new(0);
         let now = self.clock.now();
         let last = LAST.fetch_max(now, Ordering::Relaxed);
-        // Two in the same microsecond would be no change; one set back is still another.
+        // Two equal stamps would be no change. After the clock was set back, the stamp is still a
+        // different one.
         let stamp = if last == now {
             LAST.fetch_add(1, Ordering::Relaxed) + 1
         } else {
@@ -214,7 +215,7 @@ impl Client {
         super::lease::micro_time(stamp)
     }
 
-    /// Sends one request, for `within` at the longest.
+    /// Sends one request, with the time limit `within`.
     pub(super) async fn send(
         &self,
         operation: &'static str,
@@ -245,7 +246,7 @@ impl Client {
             let (credential, answer) = match timed(operation, until.remaining(), reply).await {
                 Ok(sent) => sent.map_err(|error: Error| error)?,
                 Err(late) => {
-                    // A renewal can't wait for a second one to be late, and a leave is sent again.
+                    // A renewal can't afford a second timeout, and a leave is retried.
                     if matches!(operation, "renew" | "leave") {
                         self.connections.broken(&link).await;
                     } else {
@@ -268,12 +269,11 @@ impl Client {
                 | StatusCode::CREATED
                 | StatusCode::NOT_FOUND
                 | StatusCode::CONFLICT => return Ok(Reply { status, body }),
-                // Not executed: throttled, or on its way down.
+                // Not executed: throttled, or the server is shutting down.
                 StatusCode::TOO_MANY_REQUESTS => {
                     let pause = retry_after(&headers);
                     if pause >= until.remaining() {
-                        let message =
-                            format!("the API server takes no more requests for {pause:?}");
+                        let message = format!("the API server accepts no requests for {pause:?}");
                         return Err(unreachable(operation, message));
                     }
                     tokio::time::sleep(pause).await;
@@ -291,7 +291,7 @@ impl Client {
         }
     }
 
-    /// The connection of this runtime, with the certificate that is good now.
+    /// This runtime's connection, with the current certificate.
     async fn link(&self, operation: &'static str, until: BootTime) -> Result<Link<Connection>> {
         loop {
             let link = timed(operation, until.remaining(), self.connections.get());
@@ -326,7 +326,7 @@ impl Client {
         Ok((credential, request))
     }
 
-    /// The Lease of that name as it is now: never from the server's cache.
+    /// Reads a Lease, never from the server's cache.
     pub(super) async fn read(
         &self,
         operation: &'static str,
@@ -338,7 +338,7 @@ impl Client {
         let reply = reply.map_err(not_applied)?;
         match reply.status {
             StatusCode::OK => parse(operation, &reply.body).map(Some),
-            // That there are no Leases at all is found out by whoever writes one.
+            // Also if the namespace or the API is missing, which the write that follows finds out.
             StatusCode::NOT_FOUND => Ok(None),
             status => Err(self.unexpected(operation, status, &reply)),
         }
@@ -367,8 +367,8 @@ impl Client {
         }
     }
 
-    /// Writes a Lease over the one that it was made from: by uid *and* resource version, because
-    /// a write with the version alone would bring a deleted Lease back.
+    /// Replaces the Lease that `lease` was made from, by uid *and* resourceVersion: with the
+    /// resourceVersion alone, a write would re-create a deleted Lease.
     pub(super) async fn replace(
         &self,
         operation: &'static str,
@@ -386,13 +386,13 @@ impl Client {
             .await?;
         match reply.status {
             StatusCode::OK => written(operation, &reply),
-            // Both say that it is not the one that we know.
+            // Both mean that it is not the object that we know.
             StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(Written::Refused),
             status => Err(self.unexpected(operation, status, &reply)),
         }
     }
 
-    /// Deletes a Lease if it is still as it was read.
+    /// Deletes a Lease if it is unchanged since it was read.
     pub(super) async fn delete(&self, lease: &Lease) -> Result<bool> {
         let metadata = &lease.metadata;
         let limit = server_limit(self.timeout);
@@ -441,7 +441,7 @@ impl Client {
         }
     }
 
-    /// Begins to watch Leases: `selector` is a part of the query.
+    /// Starts a watch of Leases; `selector` is a part of the query.
     pub(super) async fn watch(&self, selector: &str, lasts: Duration) -> Result<reqwest::Response> {
         let until = BootTime::now() + self.timeout;
         let path = format!(
@@ -469,7 +469,7 @@ impl Client {
         }
     }
 
-    /// Whether our identity may do this with the namespace's Leases.
+    /// Whether our identity may use this verb on the namespace's Leases.
     pub(super) async fn may(&self, verb: &str) -> Result<bool> {
         #[derive(Deserialize)]
         struct Review {
@@ -501,7 +501,7 @@ impl Client {
         Ok(review.status.allowed)
     }
 
-    /// The version that the server says it has.
+    /// The version that the server reports.
     pub(super) async fn version(&self) -> Result<Option<String>> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -516,7 +516,7 @@ impl Client {
     }
 }
 
-/// Asks whether a server is there. What it says of our rights is for later, but for our identity.
+/// Asks whether a server is there. It checks our identity, but not our rights.
 async fn greet(server: &str, connection: &Connection, clock: &Clock) -> Result<StatusCode> {
     let Connection {
         http,
@@ -549,7 +549,7 @@ fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Re
     serde_json::from_slice(body).map_err(|_| not_kubernetes(operation))
 }
 
-/// How long a write may take there, in Go's form.
+/// The server-side timeout of a write, as a Go duration.
 fn server_limit(within: Duration) -> String {
     format!("{}ms", within.as_millis().max(1))
 }
@@ -562,7 +562,7 @@ fn retry_after(headers: &HeaderMap) -> Duration {
     seconds.map_or(THROTTLED, Duration::from_secs)
 }
 
-/// A value in a path or query.
+/// Encodes a value for a path or query.
 pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

@@ -1,8 +1,8 @@
-//! `Credentials`: as whom requests are made, as of now.
+//! `Credentials`: the current identity for requests.
 //!
-//! A token's file is read again each minute, as the kubelet replaces it, and at once when the
-//! server does not accept what it had. A plugin is run again a little before what it gave
-//! expires, in the background, and at once when that is not accepted. Never shown.
+//! A token file is read again every minute, because the kubelet replaces it, and at once when the
+//! server rejects the token. A plugin is run again in the background a little before its credential
+//! expires, and at once when the server rejects that. Credentials are never shown.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -21,13 +21,13 @@ use crate::core::error::{Error, ErrorKind, Result};
 /// How long a token is used before its file is read again: client-go's interval.
 const REREAD: Duration = Duration::from_secs(60);
 
-/// How long a plugin may take: it may ask a cloud, which may ask another.
+/// The time limit for a plugin, which may have to ask a cloud service.
 const PLUGIN: Duration = Duration::from_secs(30);
 
-/// How long before it expires a credential is replaced, in microseconds.
+/// How long before its expiry a credential is replaced, in microseconds.
 const EARLY: i64 = 60_000_000;
 
-/// Where credentials come from.
+/// The source of credentials.
 #[derive(Clone)]
 pub(super) enum Source {
     None,
@@ -37,7 +37,7 @@ pub(super) enum Source {
     Exec(Exec),
 }
 
-/// What a request is made with. All secrets.
+/// The credential of a request. All of it is secret.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Credential {
     pub(super) token: Option<String>,
@@ -47,7 +47,6 @@ pub(super) struct Credential {
     expires: Option<i64>,
 }
 
-/// See the module's text.
 pub(super) struct Credentials {
     source: Source,
     current: Mutex<Option<(Arc<Credential>, BootTime)>>,
@@ -67,10 +66,10 @@ impl Credentials {
         })
     }
 
-    /// What to make a request with now.
+    /// The credential for a request now.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when there is nothing and the file or plugin gives nothing.
+    /// [`ErrorKind::Config`] when there is none and the file or plugin gives none.
     pub(super) async fn get(self: &Arc<Self>) -> Result<Arc<Credential>> {
         let known = self.current.lock().clone();
         let Some((known, since)) = known else {
@@ -83,7 +82,7 @@ impl Credentials {
         }
         let age = BootTime::now().saturating_since(since);
         match &self.source {
-            // An old one is better than none: the kubelet may be at it just now.
+            // The old token is better than none: the kubelet may be replacing the file right now.
             Source::File(_) if age >= REREAD => {
                 let refreshed = self.refreshed(Some(Arc::clone(&known))).await;
                 Ok(refreshed.unwrap_or(known))
@@ -98,8 +97,8 @@ impl Credentials {
         }
     }
 
-    /// Another credential in place of `old`, which the server does not accept; `None` when there
-    /// is no other.
+    /// Another credential to replace `old`, which the server rejects; `None` when there is no
+    /// other.
     pub(super) async fn instead_of(
         self: &Arc<Self>,
         old: &Arc<Credential>,
@@ -108,13 +107,13 @@ impl Credentials {
         (*new != **old).then_some(new)
     }
 
-    /// As a task of its own: a caller with little time leaves it to go on for the next one.
+    /// Runs in a task of its own, so that it goes on for the next caller when this one gives up.
     async fn refreshed(self: &Arc<Self>, old: Option<Arc<Credential>>) -> Result<Arc<Credential>> {
         let refreshed = tokio::spawn(Arc::clone(self).refresh(old)).await;
         refreshed.unwrap_or_else(|_| Err(config("reading the credentials was given up")))
     }
 
-    /// One at a time reads or runs; whoever waited takes what the other found.
+    /// Only one caller at a time reads the file or runs the plugin; the others use its result.
     async fn refresh(self: Arc<Self>, old: Option<Arc<Credential>>) -> Result<Arc<Credential>> {
         let _one = self.refreshing.lock().await;
         if let Some((known, _)) = &*self.current.lock()
@@ -146,7 +145,7 @@ impl Credentials {
     }
 }
 
-/// Runs a plugin, as `client.authentication.k8s.io` has it.
+/// Runs a plugin, as `client.authentication.k8s.io` specifies.
 async fn run(exec: &Exec) -> Result<Credential> {
     #[derive(Deserialize)]
     struct Answer {
@@ -182,7 +181,7 @@ async fn run(exec: &Exec) -> Result<Credential> {
         .envs(variables)
         .env("KUBERNETES_EXEC_INFO", info.to_string())
         .stdin(Stdio::null())
-        // Why it fails is for the person who set it up, as with kubectl.
+        // Its messages are for the person who set it up, as with kubectl.
         .stderr(Stdio::inherit())
         .kill_on_drop(true)
         .output();

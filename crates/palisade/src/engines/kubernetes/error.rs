@@ -1,8 +1,9 @@
-//! What an answer that is no answer means, in our own words.
+//! The meaning of a refusal or of a failed request.
 //!
-//! Judged by status code and `reason`, never by text. An error says whether the change may have
-//! been applied, and who can help: a role or a kubeconfig is for people, a server that is away is
-//! for another try. What the HTTP library says is never repeated: it may hold addresses.
+//! Errors are classified by status code and `reason`, never by text. An error says whether the
+//! change may have been applied, and who can help: a role or a kubeconfig needs a fix by people, an
+//! unreachable server another attempt. Messages of the HTTP library are not repeated, because they
+//! may contain addresses.
 
 use std::io;
 
@@ -12,7 +13,7 @@ use serde::Deserialize;
 use crate::core::error::{Error, ErrorKind};
 use crate::engines::kit::cause;
 
-/// What a refusal says of itself. Some have no body of this form.
+/// The body of a refusal. Some refusals have another form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {

@@ -1,7 +1,8 @@
 //! `survey` and `check`: holders as Leases show them, and what our identity may do.
 //!
-//! Waiters have nothing in the store and are not shown. What should be gone by its own word is
-//! not shown either, though nobody may take it before it has been watched for its time.
+//! Waiters have nothing in the store and are not shown. Holders that are overdue by their own
+//! record are not shown either, although nobody may replace them before they were observed for
+//! their whole duration.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<Lin
                 let Some(name) = keys.name(&lease.metadata.name, lease.name()) else {
                     continue;
                 };
-                // Without a namespace, Leases that are none of palisade's are other people's.
+                // With `namespace=`, Leases without records of palisade belong to others.
                 let records = || {
                     lease
                         .view()
@@ -45,7 +46,7 @@ pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<Lin
                     reports.extend(report(engine, &name, lease));
                 }
             }
-            // Without the right to it, nothing is lost.
+            // It does no harm if the right to delete is missing.
             let _ = release::sweep(engine, &leases).await;
             Ok(reports)
         }
@@ -59,7 +60,7 @@ pub(super) async fn sweep(engine: &Kubernetes) {
     }
 }
 
-/// A line as its Lease shows it; `None` when nobody holds.
+/// The report of one line; `None` when nobody holds.
 fn report(engine: &Kubernetes, name: &str, lease: &Lease) -> Option<LineReport> {
     let line = engine.lines.get(&lease.metadata.name);
     let server = engine.client.clock.now();
@@ -98,19 +99,19 @@ fn report(engine: &Kubernetes, name: &str, lease: &Lease) -> Option<LineReport> 
     })
 }
 
-/// A record's time has lost what is below a microsecond, and clocks are not read at once.
+/// Records are truncated to a microsecond, and the clocks are not read at the same time.
 fn later(left: Duration) -> Duration {
     left + Duration::from_millis(1)
 }
 
-/// What each verb is for; the first three are what a lock needs.
+/// What fails without each verb; a lock needs the first three.
 const VERBS: &[(&str, &str)] = &[
     ("get", "nothing can be locked"),
-    ("create", "a name that was never locked can't be"),
+    ("create", "a new name can't be locked"),
     ("update", "nothing can be locked"),
     (
         "watch",
-        "a waiter is granted up to a second later, and an eviction is told at the next renewal",
+        "a grant is noticed up to a second later, and an eviction at the next renewal",
     ),
     ("list", "`palisade ls` can't show what is locked"),
     ("delete", "Leases that nobody uses any more stay"),

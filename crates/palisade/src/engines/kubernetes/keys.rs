@@ -1,11 +1,11 @@
-//! `Keys`: what a line's Lease is called, and back.
+//! `Keys`: maps a line to the name of its Lease, and back.
 //!
-//! A Lease's name is a DNS subdomain: at most 253 of `a-z`, `0-9`, `-` and `.`, the latter two
-//! between letters or digits only. In a namespace of ours it is `NS.NAME`, both encoded: `z` is
-//! the escape, so that `z` is written `zz` and any other byte `zXX`. `NS` has no dot of its own.
-//! What becomes too long is `NS.zh` and a hash, which no encoding gives; the annotation
-//! [`NAME`](super::lease::NAME) decides whose Lease it is. With `namespace=` names are Leases as
-//! they are.
+//! A Lease's name is a DNS subdomain: at most 253 of `a-z`, `0-9`, `-` and `.`, the latter two only
+//! between letters or digits. With a namespace it is `NS.NAME`, both encoded: `z` is the escape
+//! character, so `z` becomes `zz` and any other byte `zXX`. The encoded `NS` has no dot. A name
+//! that becomes too long is `NS.zh` and a hash, which no encoding yields; the annotation
+//! [`NAME`](super::lease::NAME) says whose Lease it is. With `namespace=` names are Lease names
+//! unchanged.
 
 use std::fmt::Write;
 
@@ -17,10 +17,10 @@ use crate::core::name::Name;
 /// The longest name of a Lease.
 const LONGEST: usize = 253;
 
-/// The longest encoded namespace: leaves room for a hash.
+/// The longest encoded namespace, which leaves room for a hash.
 const LONGEST_NAMESPACE: usize = 128;
 
-/// The names of one namespace.
+/// The Lease names of one namespace.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
     /// Empty, or ends with a dot.
@@ -43,15 +43,15 @@ impl Keys {
         Ok(Self { prefix })
     }
 
-    /// Whether names are used as they are.
+    /// Whether names are used unchanged.
     pub(super) fn is_bare(&self) -> bool {
         self.prefix.is_empty()
     }
 
-    /// The Lease of a line.
+    /// The name of a line's Lease.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a name that can't be a Lease as it is.
+    /// [`ErrorKind::InvalidName`] for a name that can't be a Lease name unchanged.
     pub(super) fn lease(&self, name: &Name) -> Result<String> {
         let name = name.as_str();
         if self.is_bare() {
@@ -67,13 +67,13 @@ impl Keys {
         }
         let mut key = format!("{}zh", self.prefix);
         for byte in digest(&SHA256, name.as_bytes()).as_ref() {
-            // Writing to a string does not fail.
+            // Writing to a string never fails.
             let _ = write!(key, "{byte:02x}");
         }
         Ok(key)
     }
 
-    /// The line of a Lease in this namespace, by what its annotation says, else by its name.
+    /// The line of a Lease in this namespace, by its annotation, or else by its name.
     pub(super) fn name(&self, lease: &str, annotation: Option<&str>) -> Option<String> {
         if self.is_bare() {
             return Some(lease.to_owned());
@@ -115,7 +115,7 @@ fn encode(name: &str, dots: bool) -> String {
         match byte {
             b'z' => encoded.push_str("zz"),
             byte if is_plain(byte) => encoded.push(char::from(byte)),
-            // Between letters or digits, and every escape is made of these.
+            // Unescaped only between letters or digits, which is what every escape consists of.
             byte if joint(byte)
                 && !next_is_joint
                 && encoded.bytes().last().is_some_and(is_plain) =>
@@ -184,7 +184,7 @@ mod tests {
         let lease = key(&keys, &one);
         assert!(is_subdomain(&lease) && lease != key(&keys, &two));
         assert_eq!(keys.name(&lease, Some(&one)), Some(one.clone()));
-        // Somebody else's annotation does not make it theirs.
+        // An annotation with another name does not match the hash.
         assert_eq!(keys.name(&lease, Some(&two)), None);
         assert_eq!(keys.name(&lease, None), None);
     }

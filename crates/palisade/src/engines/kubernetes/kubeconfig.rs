@@ -1,8 +1,8 @@
-//! `Target`: which API server to ask, and as whom. From kubeconfig files, or from the files that
-//! a pod has.
+//! `Target`: which API server to use, and with which identity, from kubeconfig files or from the
+//! files in a pod.
 //!
-//! The order is that of Kubernetes' own tools: option `kubeconfig`, `KUBECONFIG` (several files
-//! by colon, of which the first that says something counts), the pod's service account, and
+//! The order is that of Kubernetes' own tools: the option `kubeconfig`, `KUBECONFIG` (several files
+//! joined by colons, of which the first that sets a value wins), the pod's service account, and
 //! `~/.kube/config`.
 
 use std::path::{Path, PathBuf};
@@ -16,28 +16,28 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 use crate::engines::kit::Tls;
 
-/// Where a pod finds its service account.
+/// The service account directory in a pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)
 }
 
-/// An API server, and how to be known there.
+/// An API server, and how to authenticate there.
 #[derive(Clone)]
 pub(super) struct Target {
-    /// `https://host:port/path`, without a slash at the end.
+    /// `https://host:port/path`, without a trailing slash.
     pub(super) server: String,
-    /// The name that the server's certificate has, if it is not the host's.
+    /// The name in the server's certificate, if it is not the host's.
     pub(super) server_name: Option<String>,
     ca: Option<Pem>,
     identity: Option<(Pem, Pem)>,
-    /// The Kubernetes namespace that the context names.
+    /// The Kubernetes namespace of the context.
     pub(super) namespace: Option<String>,
     pub(super) source: Source,
 }
 
-/// A certificate or key. Files are read at each connect: they are rotated.
+/// A certificate or key. Files may be rotated, so they are read for each connection.
 #[derive(Clone)]
 enum Pem {
     Data(Vec<u8>),
@@ -60,7 +60,7 @@ impl Pem {
             (Some(data), _) => match BASE64_STANDARD.decode(data.trim()) {
                 Ok(data) => Ok(Some(Self::Data(data))),
                 Err(_) => Err(config(
-                    "a certificate or key in the kubeconfig is no base64",
+                    "a certificate or key in the kubeconfig is not valid base64",
                 )),
             },
             (None, Some(path)) => Ok(Some(Self::File(dir.join(path)))),
@@ -70,11 +70,11 @@ impl Pem {
 }
 
 impl Target {
-    /// Takes the options `kubeconfig`, `context` and `service_account` out of a URL, and finds
-    /// what they and the environment name.
+    /// Takes the options `kubeconfig`, `context` and `service_account` out of a URL, and resolves
+    /// them and the environment.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] with what is missing.
+    /// [`ErrorKind::Config`] that says what is missing.
     pub(super) fn find(url: &mut Url) -> Result<Self> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let context = url.take("context");
@@ -128,7 +128,7 @@ impl Target {
         for path in paths {
             let text = match std::fs::read_to_string(path) {
                 Ok(text) => text,
-                // As kubectl has it, as long as one of them is there.
+                // As with kubectl, a missing file is skipped as long as another one exists.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(config("a kubeconfig can't be read").because(error)),
             };
@@ -144,8 +144,8 @@ impl Target {
         merged.target(context)
     }
 
-    /// Certificates as their files have them now; `None` for a server without TLS. `identity`
-    /// wins over the kubeconfig's.
+    /// The certificates as their files are now; `None` for a server without TLS. `identity` takes
+    /// precedence over the kubeconfig's.
     pub(super) fn tls(&self, identity: Option<(Vec<u8>, Vec<u8>)>) -> Result<Option<Tls>> {
         if !self.server.starts_with("https://") {
             return Ok(None);
@@ -160,7 +160,7 @@ impl Target {
     }
 }
 
-/// A kubeconfig, as far as it is of use here.
+/// The parts of a kubeconfig that are used here.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 struct File {
@@ -174,7 +174,7 @@ struct File {
 struct NamedCluster {
     name: String,
     cluster: Option<Cluster>,
-    /// What its paths are relative to.
+    /// The directory that its paths are relative to.
     #[serde(skip)]
     dir: PathBuf,
 }
@@ -227,7 +227,7 @@ struct Context {
     namespace: Option<String>,
 }
 
-/// A program that gives credentials, as EKS and GKE need it.
+/// A plugin that provides credentials, as EKS and GKE need it.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Exec {
@@ -237,7 +237,7 @@ pub(super) struct Exec {
     pub(super) env: Option<Vec<Variable>>,
     pub(super) install_hint: Option<String>,
     provide_cluster_info: bool,
-    /// What it is told of the cluster, if it asks for that.
+    /// What the plugin is told about the cluster, if it asks.
     #[serde(skip)]
     pub(super) cluster: Option<ClusterInfo>,
 }
@@ -261,13 +261,13 @@ pub(super) struct ClusterInfo {
 
 impl File {
     fn parse(text: &str) -> Result<Self> {
-        // The reader's own message would show the line, which may hold a secret.
+        // The parser's own message would show the line, which may contain a secret.
         let parsed: std::result::Result<Option<Self>, _> = serde_saphyr::from_str(text);
         let parsed = parsed.map_err(|_| config("a kubeconfig can't be understood; `kubectl config view` shows what is wrong with it"))?;
         Ok(parsed.unwrap_or_default())
     }
 
-    /// Adds what another file says beside this one, which wins.
+    /// Merges another file, over which this one takes precedence.
     fn add(&mut self, other: Self, dir: &Path) {
         let named = other.current_context.filter(|name| !name.is_empty());
         if self.current_context.is_none() {
@@ -318,7 +318,7 @@ impl File {
         let server = cluster.server.trim_end_matches('/').to_owned();
         if !server.starts_with("https://") && !server.starts_with("http://") {
             return Err(config(
-                "the cluster's server in the kubeconfig is no http or https address",
+                "the cluster's server in the kubeconfig is not an http or https address",
             ));
         }
         if cluster.insecure_skip_tls_verify {
@@ -354,7 +354,8 @@ impl File {
             }
         };
         let source = if let Some(mut exec) = user.exec {
-            // With a slash it is a path beside the kubeconfig, otherwise it is looked for.
+            // With a slash it is a path relative to the kubeconfig, otherwise it is looked up in
+            // PATH.
             if exec.command.contains('/') {
                 exec.command = dir.join(&exec.command).to_string_lossy().into_owned();
             }

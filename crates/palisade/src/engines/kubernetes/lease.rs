@@ -1,13 +1,13 @@
 //! `Lease`: an object of the API server, and the line that is kept in it.
 //!
-//! The fields of `spec` mean what client-go makes of them: a line is free when `holderIdentity`
-//! is empty, and otherwise taken until the record has not changed for `leaseDurationSeconds`.
-//! Who holds, with which tokens, is in the annotation [`HOLDERS`]; it counts only while its id is
-//! the `holderIdentity`, because other tools keep annotations when they take a Lease over. All
-//! permits of a line are in its one Lease.
+//! The fields of `spec` have client-go's meaning: a line is free when `holderIdentity` is empty,
+//! and otherwise taken until the record has not changed for `leaseDurationSeconds`. The holders and
+//! their tokens are in the annotation [`HOLDERS`]. It counts only while its id equals the
+//! `holderIdentity`, because other tools keep annotations when they take a Lease over. All permits
+//! of a line are in its one Lease.
 //!
-//! Nothing here asks the server. What is written is the object that was read, changed, so that
-//! what others keep in it stays.
+//! Nothing here sends requests. A write sends back the object that was read, with changes, so that
+//! what others keep in it is preserved.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,18 +21,18 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::owner::Owner;
 
-/// The line's own name: that of the Lease may be a hash.
+/// The line's name, because the Lease's own may be a hash.
 pub(super) const NAME: &str = "palisade/name";
-/// Who holds.
+/// The holders.
 const HOLDERS: &str = "palisade/holders";
-/// Written by a leave to refuse a request that may still be under way.
+/// Written by a leave, so that a request in flight is refused.
 const FENCE: &str = "palisade/fence";
-/// The label of a Lease whose holder an operator takes away; clients watch for it.
+/// The label of a Lease whose holder an operator evicts; clients watch for it.
 pub(super) const EVICT: &str = "palisade/evict";
 /// The label of a Lease that we created, and may delete.
 const MANAGED: &str = "app.kubernetes.io/managed-by";
 
-/// How long a holder that does not say so is waited for: client-go's default.
+/// The duration of a holder that does not set one: client-go's default.
 const FOREIGN_TTL: Duration = Duration::from_secs(15);
 
 /// An object of `coordination.k8s.io/v1`.
@@ -57,7 +57,7 @@ pub(super) struct Metadata {
     deletion_timestamp: Option<String>,
     annotations: BTreeMap<String, String>,
     labels: BTreeMap<String, String>,
-    /// Nobody needs it back, and it is half of the object.
+    /// Not sent back: the server does not need it, and it is half of the object.
     #[serde(skip_serializing)]
     managed_fields: Value,
     #[serde(flatten)]
@@ -86,21 +86,21 @@ pub(super) struct Spec {
 struct Holders {
     /// The `holderIdentity` that it was written with.
     id: String,
-    /// Of permits.
+    /// The number of permits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     capacity: Option<u32>,
     holders: Vec<Entry>,
 }
 
-/// One claim that holds.
+/// One holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
     claim: String,
-    /// The resource version that its acquiring write was conditioned on.
+    /// The resourceVersion that its acquiring write was conditional on.
     pub(super) token: u64,
     /// Whole seconds.
     ttl: u32,
-    /// Another at every renewal, so that others see one.
+    /// Changes with every renewal, so that others can see it.
     pub(super) renewed: String,
     pub(super) owner: Owner,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,27 +119,27 @@ impl Entry {
     }
 }
 
-/// One holder as everyone may judge it: what it is called, and what changes when it renews.
+/// One holder as any observer sees it: its id, and the stamp that changes when it renews.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holder {
-    /// The claim, or what another tool calls itself.
+    /// The claim, or the identity of another tool.
     pub(super) id: String,
     stamp: String,
     pub(super) ttl: Duration,
-    /// When it renewed by its own clock; microseconds of Unix time.
+    /// When it renewed, by its own clock; microseconds of Unix time.
     renewed: Option<i64>,
-    /// `None` for another tool's.
+    /// `None` for another tool's holder.
     pub(super) entry: Option<Entry>,
 }
 
 impl Holder {
-    /// Whether it should have renewed by now, judged by its clock and the server's. A hint: it
-    /// decides what is shown, never who holds.
+    /// Whether it should have renewed by now, by its clock and the server's. It decides only what
+    /// is shown, never who holds.
     pub(super) fn is_overdue(&self, server: i64) -> bool {
         self.left(server).is_some_and(|left| left.is_zero())
     }
 
-    /// How long it still lasts, judged in the same way.
+    /// The time left, by the same clocks.
     pub(super) fn left(&self, server: i64) -> Option<Duration> {
         let ends = self.renewed? + i64::try_from(self.ttl.as_micros()).ok()?;
         let left = u64::try_from(ends.saturating_sub(server)).unwrap_or(0);
@@ -174,18 +174,18 @@ impl Lease {
         annotations.insert(annotation.to_owned(), text.to_owned());
     }
 
-    /// The line that it says it is.
+    /// The name of its line.
     pub(super) fn name(&self) -> Option<&str> {
         self.metadata.annotations.get(NAME).map(String::as_str)
     }
 
-    /// Its resource version as a number: the count of a grant that is conditioned on it.
+    /// Its resourceVersion as a number: the token of a grant that is conditional on it.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when it is none.
+    /// [`ErrorKind::Unusable`] when it is not a number.
     pub(super) fn version(&self) -> Result<u64> {
         self.metadata.resource_version.parse().map_err(|_| {
-            let message = "the API server's resourceVersion is no number, so that it can't be a fencing token; palisade needs one that keeps its data in etcd";
+            let message = "the API server's resourceVersion is not a number, so it can't be a fencing token; palisade needs one that keeps its data in etcd";
             Error::new(ErrorKind::Unusable, "enter", message)
         })
     }
@@ -199,7 +199,7 @@ impl Lease {
         holder.filter(|holder| !holder.is_empty())
     }
 
-    /// What our annotation says, if it is about who holds now.
+    /// Our annotation, if it is about the current holder.
     fn holders(&self) -> Option<Holders> {
         let text = self.metadata.annotations.get(HOLDERS)?;
         let holders: Holders = serde_json::from_str(text).ok()?;
@@ -207,7 +207,7 @@ impl Lease {
             .then_some(holders)
     }
 
-    /// Who holds.
+    /// The current holders.
     pub(super) fn view(&self) -> View {
         if let Some(Holders {
             capacity, holders, ..
@@ -230,7 +230,7 @@ impl Lease {
         let ttl = spec.lease_duration_seconds.and_then(|s| s.try_into().ok());
         let foreign = Holder {
             id: id.to_owned(),
-            // Whatever changes counts, as client-go has it.
+            // Any change counts as a renewal, as in client-go.
             stamp: format!("{} {spec:?}", self.metadata.uid),
             ttl: ttl.map_or(FOREIGN_TTL, Duration::from_secs),
             renewed: spec.renew_time.as_deref().and_then(parse_time),
@@ -242,14 +242,14 @@ impl Lease {
         }
     }
 
-    /// The place of a claim: by its id, and by its count unless that is 0.
+    /// The entry of a claim: by its id, and by its token unless that is 0.
     pub(super) fn entry(&self, claim: ClaimId, sequence: u64) -> Option<Entry> {
         let holders = self.holders()?.holders.into_iter();
         let mut own = holders.filter(|entry| entry.is(claim));
         own.find(|entry| sequence == 0 || entry.token == sequence)
     }
 
-    /// The same Lease with what `change` makes of the holders; free when it leaves none.
+    /// The same Lease after `change` was applied to its holders; free when none are left.
     pub(super) fn changed(
         &self,
         stamp: &str,
@@ -268,7 +268,7 @@ impl Lease {
         lease
     }
 
-    /// The same Lease with something else said of its holders, none of whom is renewed by it.
+    /// The same Lease with changed holders, none of which is renewed.
     pub(super) fn amended(
         &self,
         stamp: &str,
@@ -280,27 +280,27 @@ impl Lease {
         lease
     }
 
-    /// The same Lease with nobody in it.
+    /// The same Lease without holders.
     pub(super) fn emptied(&self, stamp: &str) -> Self {
         let mut lease = self.clone();
         lease.release(stamp);
         lease
     }
 
-    /// The same Lease with another resource version once it is written, and nothing else.
+    /// The same Lease, changed only so that writing it gives a new resourceVersion.
     pub(super) fn fenced(&self, stamp: &str) -> Self {
         let mut lease = self.clone();
         lease.note(FENCE, stamp);
         lease
     }
 
-    /// With the label that clients watch for.
+    /// Adds the label that clients watch for.
     pub(super) fn alarming(mut self) -> Self {
         self.metadata.labels.insert(EVICT.into(), String::new());
         self
     }
 
-    /// The same Lease with `claim` in it, as one of those in `living`.
+    /// The same Lease with `claim` added to the holders in `living`.
     fn taken(&self, claim: &Claim, living: &[Holder], stamp: &str) -> Result<Self> {
         let mut lease = self.clone();
         let entry = Entry {
@@ -325,7 +325,7 @@ impl Lease {
             None => {
                 let spec = &mut lease.spec;
                 spec.acquire_time = Some(stamp.to_owned());
-                // Nobody but clients counts it; others show it.
+                // Only clients count it; other tools show it.
                 let transitions = spec.lease_transitions.unwrap_or(0);
                 spec.lease_transitions = Some(transitions.saturating_add(1));
                 Holders {
@@ -346,7 +346,7 @@ impl Lease {
         spec.holder_identity = Some(holders.id.clone());
         spec.lease_duration_seconds = longest.and_then(|ttl| ttl.try_into().ok());
         spec.renew_time = Some(stamp.to_owned());
-        // Strings and numbers always serialise.
+        // Strings and numbers always serialize.
         let text = serde_json::to_string(holders).unwrap_or_default();
         self.note(HOLDERS, &text);
         if !holders.holders.iter().any(|entry| entry.evicted) {
@@ -376,16 +376,16 @@ impl Lease {
     }
 }
 
-/// The group and version of Leases.
+/// The API group and version of Leases.
 pub(super) const API: &str = "coordination.k8s.io/v1";
 
-/// What was seen of each holder of a line, and when by our own clock.
+/// The last stamp of each holder of a line, and when it was first seen by our own clock.
 #[derive(Debug, Default)]
 pub(super) struct Seen(HashMap<String, (String, BootTime)>);
 
 impl Seen {
-    /// Takes in what a Lease shows. `at` is after the answer came, so that a holder's own clock
-    /// began no later; `own` is a stamp that we wrote, and when that was sent.
+    /// Records what a Lease shows. `at` is after the reply, so the holder's own lease began no
+    /// later. `own` is a stamp that we wrote, and when that was sent.
     pub(super) fn look(
         &mut self,
         lease: Option<&Lease>,
@@ -407,7 +407,7 @@ impl Seen {
         self.0 = seen;
     }
 
-    /// When a holder's lease ends if it does not renew.
+    /// When a holder's lease ends if it is not renewed.
     pub(super) fn ends(&self, holder: &Holder) -> BootTime {
         match self.0.get(&holder.id) {
             Some((stamp, first)) if *stamp == holder.stamp => *first + holder.ttl,
@@ -416,28 +416,29 @@ impl Seen {
     }
 }
 
-/// What a claim can do about a line.
+/// What a claim can do on a line.
 #[derive(Debug)]
 pub(super) enum Decision {
-    /// There is no Lease yet.
+    /// The Lease does not exist yet.
     Create,
-    /// It holds already, with this count.
+    /// It holds already, with this entry.
     Mine(Box<Entry>),
-    /// It takes its place by this write, whose count is this.
+    /// It can take its place with this write and this token.
     Take(Box<Lease>, u64),
-    /// Others hold. The first of them ends at this time, unless it renews.
+    /// Others hold. The first of them expires at this time, unless it renews.
     Behind {
         until: BootTime,
-        /// Judged by their clocks and the server's, those in the way should be gone already.
+        /// By their own clocks and the server's, these holders should have expired already.
         overdue: bool,
     },
 }
 
-/// Decides by what was seen. `adopts` says that the claim was in the line before its permits were
-/// given another capacity; `server` is the server's time.
+/// Decides by what was seen. `adopts`: the claim was in the line before its permits were resized.
+/// `server`: the server's time.
 ///
 /// # Errors
-/// [`ErrorKind::CapacityMismatch`]; [`ErrorKind::Unusable`] for a version that is no number.
+/// [`ErrorKind::CapacityMismatch`]; [`ErrorKind::Unusable`] for a resourceVersion that is not a
+/// number.
 pub(super) fn decide(
     lease: Option<&Lease>,
     seen: &Seen,
@@ -473,7 +474,7 @@ pub(super) fn decide(
         (Ask::Part { .. }, Some(live)) => live as usize,
         (Ask::Part { .. }, None) | (Ask::Whole, _) => 1,
     };
-    // Whoever has it may vanish with the object, without a word to us.
+    // A hold in an object that is being deleted would vanish with it, unnoticed.
     if living.len() < room && (claim.ask != Ask::Whole || living.is_empty()) {
         if lease.is_being_deleted() {
             let until = now + Duration::from_secs(1);
@@ -493,25 +494,25 @@ pub(super) fn decide(
     })
 }
 
-/// Whole seconds, never fewer than the holder counts on.
+/// Whole seconds, rounded up, so never fewer than the holder relies on.
 fn seconds(ttl: Duration) -> u32 {
     let whole = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
     u32::try_from(whole.clamp(1, i32::MAX as u64)).unwrap_or(1)
 }
 
-/// Microseconds of Unix time by our own clock.
+/// Microseconds of Unix time, by our own clock.
 pub(super) fn wall_clock() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
 }
 
-/// A `MicroTime`: six digits, no more and no less.
+/// A `MicroTime`, with exactly six fraction digits.
 pub(super) fn micro_time(micros: i64) -> String {
     let since = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
     humantime::format_rfc3339_micros(UNIX_EPOCH + since).to_string()
 }
 
-/// Any RFC 3339 time in UTC, in microseconds of Unix time.
+/// Parses any RFC 3339 time in UTC into microseconds of Unix time.
 pub(super) fn parse_time(text: &str) -> Option<i64> {
     let time = humantime::parse_rfc3339(text).ok()?;
     let since = time.duration_since(UNIX_EPOCH).ok()?;

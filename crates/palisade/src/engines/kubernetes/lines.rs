@@ -1,8 +1,8 @@
 //! `Lines`: what this process last saw of each Lease. `Members`: its claims that hold or wait.
 //!
-//! What is remembered of a Lease is never the truth: a write that is conditioned on it finds out.
-//! It saves reads, and it is what leases are judged by: a holder is over when its record has not
-//! changed for its duration since *we* first saw it.
+//! The remembered Lease may be outdated, which a conditional write finds out. It saves reads, and
+//! it is the basis of expiry: a holder has expired when its record has not changed for its duration
+//! since *we* first saw it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::core::error::Result;
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::tombstones::Tombstones;
 
-/// How many lines are remembered that nobody uses.
+/// The most unused lines that are remembered.
 const IDLE_LINES: usize = 1024;
 
-/// How long a writer of this process waits for another: both would only refuse each other, but
-/// one whose runtime stands still must not hold a renewal up.
+/// How long a writer waits for another writer of this process. Concurrent writes would only refuse
+/// each other, but a writer whose runtime is blocked must not delay a renewal.
 const TURN: Duration = Duration::from_millis(300);
 
 /// The lines that this process knows.
@@ -50,10 +50,10 @@ impl Lines {
 pub(super) struct Line {
     pub(super) key: String,
     state: Mutex<State>,
-    /// Rung at every change that is seen.
+    /// Notified at every change that is seen.
     pub(super) changed: Notify,
     turn: Arc<AsyncMutex<()>>,
-    /// One read at a time, for all who want one.
+    /// Only one read at a time, shared by all who need one.
     pub(super) reading: AsyncMutex<()>,
     pub(super) waiters: AtomicUsize,
     pub(super) watched: AtomicBool,
@@ -62,7 +62,7 @@ pub(super) struct Line {
 #[derive(Default)]
 struct State {
     lease: Option<Arc<Lease>>,
-    /// When the request was sent that showed it; `None` before the first.
+    /// When the request that showed it was sent; `None` before the first.
     asked: Option<BootTime>,
     seen: Seen,
 }
@@ -89,30 +89,30 @@ impl Line {
         lease.is_none_or(|lease| lease.view().holders.is_empty())
     }
 
-    /// Waits for the turn to write, a moment at the most, and no longer than `limit`.
+    /// Waits for the turn to write, at most [`TURN`] and at most `limit`.
     pub(super) async fn turn(&self, limit: Duration) -> Option<OwnedMutexGuard<()>> {
         let turn = Arc::clone(&self.turn).lock_owned();
         timeout(TURN.min(limit), turn).await.ok()
     }
 
-    /// What was last seen, if that was asked for at `since` or later.
+    /// What was last seen, if the request for it was sent at `since` or later.
     pub(super) fn known(&self, since: BootTime) -> Option<Snapshot> {
         let state = self.state.lock();
         let fresh = state.asked.is_some_and(|asked| asked >= since);
         fresh.then(|| state.lease.clone())
     }
 
-    /// A write is under way: unless it is settled, the next one reads before.
+    /// Marks a write as in flight: unless it is settled, the next writer reads first.
     pub(super) fn doubt(&self) -> Doubtful<'_> {
         Doubtful(Some(self))
     }
 
-    /// Takes in an answer of the server to a request that was sent at `asked`.
+    /// Records the reply to a request that was sent at `asked`.
     pub(super) fn saw(&self, lease: Option<Lease>, asked: BootTime) -> Snapshot {
         self.take_in(lease, asked, None)
     }
 
-    /// Takes in what came of a write of ours with this stamp.
+    /// Records the result of one of our writes with this stamp.
     pub(super) fn wrote(&self, lease: Lease, stamp: &str, sent: BootTime) -> Snapshot {
         self.take_in(Some(lease), sent, Some((stamp, sent)))
     }
@@ -127,14 +127,14 @@ impl Line {
         let mut state = self.state.lock();
         state.seen.look(lease.as_deref(), BootTime::now(), own);
         state.lease.clone_from(&lease);
-        // An answer may be overtaken by one to a later request.
+        // A reply may be overtaken by one to a later request.
         state.asked = state.asked.max(Some(asked));
         drop(state);
         self.changed.notify_waiters();
         lease
     }
 
-    /// Takes in an event of a watch, unless something newer is known: a watch may lag.
+    /// Records a watch event, unless something newer is known, because a watch may lag.
     pub(super) fn heard(&self, lease: Lease, deleted: bool) {
         let version = |lease: &Lease| lease.version().ok();
         let mut state = self.state.lock();
@@ -149,7 +149,7 @@ impl Line {
         self.changed.notify_waiters();
     }
 
-    /// What a claim can do about the line as it was last seen.
+    /// What a claim can do on the line as it was last seen.
     pub(super) fn decide(
         &self,
         snapshot: &Snapshot,
@@ -169,13 +169,13 @@ impl Line {
         )
     }
 
-    /// Whether a holder is over by what we have seen of it.
+    /// Whether a holder has expired, by what we have seen of it.
     pub(super) fn has_ended(&self, holder: &super::lease::Holder) -> bool {
         self.state.lock().seen.ends(holder).has_passed()
     }
 }
 
-/// What was seen of a line may be over, unless [`Doubtful::settle`] is called.
+/// Invalidates what was seen of a line when dropped, unless [`Doubtful::settle`] is called.
 pub(super) struct Doubtful<'a>(Option<&'a Line>);
 
 impl Doubtful<'_> {
@@ -192,7 +192,7 @@ impl Drop for Doubtful<'_> {
     }
 }
 
-/// Counts a waiter of a line while it lives.
+/// Counts as a waiter of a line until it is dropped.
 pub(super) struct Waits<'a>(&'a Line);
 
 impl<'a> Waits<'a> {
@@ -208,17 +208,17 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Where a claim of this process stands.
+/// The progress of a claim of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// It has nothing in the store.
     Waiting,
-    /// Its acquiring write is under way.
+    /// Its acquiring write is in flight.
     Writing,
     Held(u64),
 }
 
-/// A write that may still be applied: the Lease, and the version that it is conditioned on.
+/// A write that may still be applied: the Lease, and the resourceVersion that it is conditional on.
 pub(super) type Doubt = (String, String);
 
 /// A claim of this process.
@@ -229,7 +229,7 @@ pub(super) struct Member {
     pub(super) armed: LeaseStart,
     pub(super) evicted: bool,
     pub(super) doubt: Option<Doubt>,
-    /// Whether it was answered that it waits.
+    /// Whether the caller was told that it waits.
     pub(super) waits: bool,
     changed: Arc<Notify>,
 }
@@ -244,7 +244,7 @@ impl Member {
         Ticket { sequence, ..own }
     }
 
-    /// Whether nobody has renewed it for its ttl.
+    /// Whether it was not renewed for its ttl.
     pub(super) fn has_ended(&self) -> bool {
         (self.armed.sent + self.armed.ttl).has_passed()
     }
@@ -258,7 +258,7 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// The claim, if it is known; a new one that waits otherwise. `None` when it was left.
+    /// The claim if it is known, otherwise a new one that waits. `None` when it was left.
     pub(super) fn join(&self, claim: &Arc<Claim>) -> Option<Member> {
         let mut table = self.table.lock();
         if self.left.lock().has(claim.id, BootTime::now()) {
@@ -283,7 +283,7 @@ impl Members {
         self.table.lock().get(&claim).cloned()
     }
 
-    /// Changes a claim; `false` when it is not known.
+    /// Changes a claim; `false` when it is unknown.
     pub(super) fn change(&self, claim: ClaimId, change: impl FnOnce(&mut Member)) -> bool {
         let mut table = self.table.lock();
         let Some(member) = table.get_mut(&claim) else {
@@ -294,14 +294,14 @@ impl Members {
         true
     }
 
-    /// The claim once no write of it is under way; as it is when that takes longer than `limit`.
+    /// The claim once none of its writes is in flight, or its current state after `limit`.
     pub(super) async fn settled(&self, claim: ClaimId, limit: Duration) -> Option<Member> {
         let until = BootTime::now() + limit;
         loop {
             let member = self.get(claim)?;
             let mut changed = std::pin::pin!(member.changed.notified());
             changed.as_mut().enable();
-            // Looked at again: it may have changed before we listened.
+            // Read again, because it may have changed before we listened.
             let member = self.get(claim)?;
             if member.stage != Stage::Writing || until.has_passed() {
                 return Some(member);
@@ -317,7 +317,7 @@ impl Members {
         }
     }
 
-    /// Takes a claim out.
+    /// Removes a claim.
     pub(super) fn forget(&self, claim: ClaimId) {
         let gone = self.table.lock().remove(&claim);
         if let Some(member) = gone {
@@ -325,7 +325,7 @@ impl Members {
         }
     }
 
-    /// Remembers that a claim was left, so that an enter under way finds out.
+    /// Remembers that a claim was left, so that an enter in flight finds out.
     pub(super) fn bury(&self, claim: ClaimId, lasts: Duration) {
         self.left.lock().add(claim, BootTime::now(), lasts);
     }

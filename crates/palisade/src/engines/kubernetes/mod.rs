@@ -1,12 +1,12 @@
 //! `kubernetes://NAMESPACE` — the Leases of a Kubernetes cluster.
 //!
 //! A line is one Lease by client-go's rules, so that with `namespace=` palisade and a client-go
-//! `LeaderElector` exclude each other. Every write is conditioned on uid and resource version,
-//! and the version that the taking write is conditioned on is the token. A lease ends by the
-//! observer's own clock: when its record has not changed for the record's duration. Nothing is
-//! judged by comparing clocks, and nothing by a watch.
+//! `LeaderElector` exclude each other. Every write is conditional on uid and resourceVersion; the
+//! resourceVersion of the acquiring write's condition is the token. A lease expires by the
+//! observer's own clock, when its record has not changed for the record's duration. No decision
+//! depends on comparing clocks, or on a watch.
 //!
-//! `acquire` looks at what `lines` remembers of a Lease, `lease` decides, `client` writes.
+//! `acquire` reads what `lines` remembers of a Lease, `lease` decides, `client` writes.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -45,7 +45,7 @@ use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
-/// A namespace of ours in one of Kubernetes'.
+/// A namespace of palisade in one of Kubernetes.
 struct Kubernetes {
     client: Client,
     keys: Keys,
@@ -63,7 +63,7 @@ impl Kubernetes {
     }
 }
 
-/// The engine: a write goes on when its caller is dropped, and keeps it alive.
+/// The engine. A write is completed even if its caller is dropped, and keeps the engine alive.
 struct KubernetesEngine(Arc<Kubernetes>);
 
 impl Engine for KubernetesEngine {
@@ -127,7 +127,7 @@ impl Engine for KubernetesEngine {
         inspect::check(&self.0).await
     }
 
-    /// The Lease, as `kubectl get lease` calls it.
+    /// The name of the Lease, as `kubectl get lease` shows it.
     fn key(&self, ticket: &Ticket) -> Option<String> {
         self.0.keys.lease(&ticket.name).ok()
     }

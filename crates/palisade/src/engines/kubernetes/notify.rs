@@ -1,7 +1,7 @@
-//! Watches: for waiters, for the keeper's alarms, and for whoever looks.
+//! Watches: for waiters, for the keeper's alarms, and for surveys.
 //!
-//! A watch is a hint and nothing more: it may lag, fall silent or end at any time, and an end of
-//! any kind (410 too, which comes as an event) only means to begin another.
+//! A watch is only a hint: it may lag, fall silent or end at any time. Any end of it (also 410,
+//! which comes as an event) only means that another is started.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,20 +21,21 @@ use crate::core::error::{ErrorKind, Result};
 use crate::core::report::Scope;
 use crate::engines::kit;
 
-/// How long one watch lasts: then another proves that the server is still there.
+/// The duration of one watch; the next one proves that the server is still there.
 const LASTS: Duration = Duration::from_secs(300);
 
-/// A watch without a word, not even a bookmark, is given up. The server sends one a minute.
+/// A watch without any event, not even a bookmark, is dropped after this. The server sends a
+/// bookmark every minute.
 const SILENCE: Duration = Duration::from_secs(100);
 
-/// The pause before a watch is begun again, and without the right to it.
+/// The pause before a watch is restarted, and the pause without the right to watch.
 const PAUSE: Duration = Duration::from_millis(250);
 const DENIED: Duration = Duration::from_secs(5);
 
-/// How long a waiters' watch outlives the last waiter: the next one may be there already.
+/// How long a waiters' watch outlives the last waiter, because the next one may come soon.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How often whoever may not watch is told to look.
+/// How often a client without the right to watch is told to poll.
 const POLL: Duration = Duration::from_secs(1);
 
 /// A change of a Lease.
@@ -56,7 +57,7 @@ impl Watch {
         Ok(Self { response, buffer })
     }
 
-    /// The next change; `None` when the watch is over, whatever ended it.
+    /// The next change; `None` when the watch has ended for any reason.
     async fn next(&mut self) -> Option<Event> {
         #[derive(Deserialize)]
         struct Line {
@@ -71,7 +72,7 @@ impl Watch {
                     "ADDED" | "MODIFIED" => false,
                     "DELETED" => true,
                     "BOOKMARK" => continue,
-                    // 410, or what comes next: begin again.
+                    // 410, or an unknown type: start again.
                     _ => return None,
                 };
                 let lease = serde_json::from_value(line.object).ok()?;
@@ -87,12 +88,12 @@ fn one(key: &str) -> String {
     format!("&fieldSelector=metadata.name%3D{key}")
 }
 
-/// Watches a line for its waiters, if nobody does: a task that ends after the last of them.
+/// Watches a line for its waiters, if no task does yet. The task ends after the last waiter.
 pub(super) fn listen(engine: &Arc<Kubernetes>, line: &Arc<Line>) {
     if line.watched.swap(true, Ordering::AcqRel) {
         return;
     }
-    /// Whatever ends the task, its runtime too, lets another begin.
+    /// However the task ends, also with its runtime, another may start.
     struct Watched(Arc<Line>);
     impl Drop for Watched {
         fn drop(&mut self) {
@@ -118,7 +119,7 @@ pub(super) fn listen(engine: &Arc<Kubernetes>, line: &Arc<Line>) {
                         Err(_) => return,
                     }
                 },
-                // Waiters look by themselves.
+                // Waiters poll by themselves.
                 Err(error) if error.kind() == ErrorKind::Denied => {
                     tokio::time::sleep(DENIED).await;
                 }
@@ -133,12 +134,12 @@ pub(super) fn listen(engine: &Arc<Kubernetes>, line: &Arc<Line>) {
     });
 }
 
-/// Alarms of this client's own, and one for all leases when an operator takes one away.
+/// The alarms of this client, and one for all leases when an operator evicts a holder.
 pub(super) fn alarms(engine: &Arc<Kubernetes>) -> BoxStream<Alarm> {
     let own = kit::alarms::alarms(engine.alarms.subscribe());
     let selector = format!("&labelSelector={}", encoded(EVICT));
     let marks = changes(engine, selector, |event| {
-        // The first events show what is marked already.
+        // The first events show what is already marked.
         event.is_some_and(|event| !event.deleted).then_some(())
     });
     let marks = marks.filter_map(|change| async { change.ok().map(|()| Alarm::All) });
@@ -154,7 +155,7 @@ pub(super) fn watch(engine: &Arc<Kubernetes>, scope: Scope) -> BoxStream<Result<
         },
     };
     let keys = engine.keys.clone();
-    // Renewals are no change that a survey would show.
+    // A survey does not show renewals.
     let mut last: HashMap<String, String> = HashMap::new();
     changes(engine, selector, move |event| {
         let Some(Event { lease, deleted }) = event else {
@@ -174,7 +175,7 @@ pub(super) fn watch(engine: &Arc<Kubernetes>, scope: Scope) -> BoxStream<Result<
     })
 }
 
-/// What a survey would show of a Lease, but for times.
+/// What a survey would show of a Lease, without times.
 fn shown(lease: &Lease) -> String {
     let view = lease.view();
     let holders = view.holders.iter().map(|holder| {
@@ -186,8 +187,8 @@ fn shown(lease: &Lease) -> String {
     format!("{:?} {holders:?}", view.capacity)
 }
 
-/// A hint for each event that `pick` takes; it is given `None` when a watch begins, since there
-/// may have been changes before.
+/// A hint for each event that `pick` accepts. `pick` gets `None` when a watch starts, because
+/// earlier changes were missed.
 fn changes(
     engine: &Arc<Kubernetes>,
     selector: String,

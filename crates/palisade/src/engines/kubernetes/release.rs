@@ -1,7 +1,8 @@
 //! `leave`, `amend`, and an operator's `resize` and `evict`.
 //!
-//! Every write is conditioned on the Lease as it was read, and looks for the incarnation in it,
-//! so that a late one changes nothing. What was last seen is tried first: mostly it is still so.
+//! Every write is conditional on the Lease as it was read, and checks the incarnation in it, so a
+//! late one changes nothing. What was last seen is tried first, because it is usually still
+//! current.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,12 +24,12 @@ use crate::engines::kit::cas::Retry;
 enum Change<T> {
     /// Nothing: this is the answer.
     None(T),
-    /// Write this, and then this is the answer.
+    /// Write this, then return this answer.
     Write(Box<Lease>, T),
 }
 
-/// Changes a Lease by what `change` makes of it, again when others wrote in between. An answer
-/// without a write is believed only of a Lease that was read for it.
+/// Changes a Lease with `change`, and retries when others wrote in between. An answer without a
+/// write counts only for a Lease that was read for it.
 async fn change<T>(
     engine: &Kubernetes,
     line: &Line,
@@ -65,7 +66,7 @@ async fn change<T>(
             Ok(Written::Refused) => retry.or_busy(operation).await?,
             Err(error) if error.outcome() == Outcome::NotApplied => return Err(error),
             Err(error) => {
-                // The caller asks again; what there is then says what became of it.
+                // The caller retries; this read shows then whether the write was applied.
                 let asked = BootTime::now();
                 let timeout = client.timeout / 2;
                 if let Ok(now) = client.read(operation, &line.key, timeout).await {
@@ -78,15 +79,15 @@ async fn change<T>(
     }
 }
 
-/// The connection may be dead while the server is well: a leave that was not answered is sent
-/// once more, over another one.
+/// The connection may be dead though the server is healthy, so an unanswered leave is retried once
+/// over another connection.
 pub(super) async fn leave(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
     let error = match leave_once(engine, ticket).await {
         Err(error) if error.is_transient() => error,
         left => return left,
     };
     match leave_once(engine, ticket).await {
-        // Gone since: the first copy did it.
+        // If it is gone by now, the first copy was applied.
         Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
         left => left,
     }
@@ -127,8 +128,8 @@ async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
     })
 }
 
-/// Takes a claim out of its Lease; `false` when it is not in it. A request for it that may still
-/// be under way is refused from then on.
+/// Removes a claim from its Lease; `false` when it is not in it. A request for it that may still be
+/// in flight is refused from then on.
 async fn take_out(
     engine: &Kubernetes,
     line: &Line,
@@ -231,7 +232,7 @@ pub(super) async fn evict(
                 let own = holders.iter_mut().filter(|entry| own(entry));
                 own.for_each(|entry| entry.evicted = true);
             }),
-            // Another tool's holder can't be told.
+            // The holder of another tool can't be notified.
             (Eviction::Mark, None) => return Ok(Change::None(true)),
             (Eviction::Remove, Some(_)) => {
                 lease.changed(stamp, |holders, _| holders.retain(|entry| !own(entry)))
@@ -247,10 +248,10 @@ pub(super) async fn evict(
     Ok(evicted)
 }
 
-/// Leases of ours that nobody has held for this long are deleted.
+/// Leases of ours without a holder for this long are deleted.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Deletes what was abandoned, a few at a time; others may come first, and that is no error.
+/// Deletes abandoned Leases, a few at a time. It is no error if others do so first.
 pub(super) async fn sweep(engine: &Kubernetes, leases: &[Lease]) -> Result<(), Error> {
     const AT_ONCE: usize = 16;
     let day = i64::try_from(ABANDONED.as_micros()).unwrap_or(i64::MAX);

@@ -1,9 +1,8 @@
-//! `renew`: what the keeper asks. One write per hold, those of one line together, a bounded
-//! number at a time.
+//! `renew`: one write per line for all of its holds, with a bounded number of lines at a time.
 //!
-//! A hold that was not renewed in its time is lost here, though its record may still be there:
-//! nobody else may have looked. A refusal (401, 403) is no loss: rights come back, or the lease
-//! runs out.
+//! A hold that was not renewed in time is lost here, although its record may still exist because
+//! nobody else has looked. A refusal (401, 403) is no loss: the rights come back, or the lease
+//! expires.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,10 +22,10 @@ use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::ticket::{Lease as HeldLease, LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
 
-/// How many lines are renewed at a time: the API server throttles a client that asks for more.
+/// How many lines are renewed at a time, because the API server throttles a client that sends more.
 const AT_ONCE: usize = 16;
 
-/// How often each client looks for Leases that nobody uses any more, about.
+/// About how often each client looks for abandoned Leases.
 const SWEEP: Duration = Duration::from_secs(6 * 60 * 60);
 
 pub(super) async fn renew(
@@ -81,7 +80,7 @@ pub(super) async fn renew(
     answers
 }
 
-/// The answer for a claim that has nothing in the store, or is over by its own clock.
+/// The answer for a claim that has nothing in the store, or whose lease is over by its own clock.
 fn waiting(engine: &Kubernetes, ticket: &Ticket) -> Option<Renewal> {
     let member = engine.members.get(ticket.claim)?;
     match member.stage {
@@ -107,7 +106,7 @@ fn waiting(engine: &Kubernetes, ticket: &Ticket) -> Option<Renewal> {
     }
 }
 
-/// Renews holds of one line by one write.
+/// Renews the holds of one line with one write.
 async fn renew_line(
     engine: &Kubernetes,
     line: &Line,
@@ -196,7 +195,7 @@ async fn renew_line(
         if error.outcome() == Outcome::NotApplied {
             return answer(Err(error));
         }
-        // Applied, if a read shows what was sent.
+        // It was applied if a read shows what was sent.
         let (asked, left) = (BootTime::now(), until.remaining());
         let Ok(now) = engine.client.read("renew", &line.key, left).await else {
             return answer(Err(error));
@@ -212,7 +211,7 @@ async fn renew_line(
                 line.wrote(now, &stamp, sent);
                 return answer(Ok(sent));
             }
-            // It may still come: the next renewal finds out.
+            // It may still be applied; the next renewal finds out.
             now => {
                 line.saw(now, asked);
                 return answer(Err(error));
@@ -233,7 +232,7 @@ fn judge(engine: &Kubernetes, lease: Option<&Lease>, ticket: &Ticket) -> Verdict
         return Verdict::Lost;
     };
     let known = engine.members.get(ticket.claim);
-    // Another process's: by the word of its record.
+    // For a hold of another process: by its record.
     let over = || {
         let view = lease.map(Lease::view).unwrap_or_default();
         let own = view
@@ -250,7 +249,7 @@ fn judge(engine: &Kubernetes, lease: Option<&Lease>, ticket: &Ticket) -> Verdict
     }
 }
 
-/// A renewal that was acknowledged.
+/// Records a renewal that was acknowledged.
 fn arm(engine: &Kubernetes, ticket: &Ticket, sent: BootTime, ttl: Duration) -> Renewal {
     let mut armed = LeaseStart { sent, ttl };
     engine.members.change(ticket.claim, |member| {
@@ -260,7 +259,7 @@ fn arm(engine: &Kubernetes, ticket: &Ticket, sent: BootTime, ttl: Duration) -> R
     Renewal::Held(armed)
 }
 
-/// Now and then somebody who holds anyway looks for what nobody uses any more.
+/// Now and then a holder's renewal also looks for abandoned Leases.
 fn sweep_sometimes(engine: &Arc<Kubernetes>, answers: &[Renewal]) {
     let ttl = answers.iter().find_map(|answer| match answer {
         Renewal::Held(armed) => Some(armed.ttl),
@@ -272,7 +271,7 @@ fn sweep_sometimes(engine: &Arc<Kubernetes>, answers: &[Renewal]) {
     let chance = (ttl / 3).as_secs_f64() / SWEEP.as_secs_f64();
     if rand::random_bool(chance.min(1.0)) {
         let engine = Arc::clone(engine);
-        // Without the right to it, nothing is lost.
+        // It does no harm if the right to delete is missing.
         tokio::spawn(async move { inspect::sweep(&engine).await });
     }
 }

@@ -1,5 +1,5 @@
-//! Taking a place, and waiting for it to be granted. The functions in the database decide; a push
-//! tells of a grant, or when to look.
+//! `enter` and `wait`. The functions in the database decide; a NOTIFY announces a grant, or that
+//! the claim should poll.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
 
-/// The same where no push can be had: a waiter is late by half of it on average, and asks the
-/// server ten times a second.
+/// How often a waiter polls where NOTIFY is unavailable: ten requests a second, and a grant is
+/// noticed 50 ms late on average.
 const POLL: Duration = Duration::from_millis(100);
 
 pub(super) async fn enter(client: &Client, claim: &Arc<Claim>) -> Result<Entered> {
@@ -38,7 +38,7 @@ pub(super) async fn enter(client: &Client, claim: &Arc<Claim>) -> Result<Entered
             place: Place::Waiting,
             ..
         }) => client.queue.is_in_line(&claim.name, claim.id),
-        // It is asked again, or left.
+        // The caller retries it, or leaves.
         Err(error) if error.outcome() == Outcome::MaybeApplied => {}
         Ok(_) | Err(_) => client.queue.is_over(&claim.name, claim.id),
     }
@@ -124,14 +124,14 @@ pub(super) async fn wait(client: &Client, ticket: &Ticket, until: BootTime) -> R
 }
 
 async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Result<Place> {
-    // The bell hangs before the look, so that no push in between is lost.
+    // The bell is registered before the read, so that no notification in between is missed.
     let listens = client.listen().await?;
     let bell = client.hub.bell(ticket.claim);
     let (due, last) = match standing(client, ticket).await? {
         Standing::Waiting { due, last } if !until.has_passed() => (due, last),
         standing => return Ok(standing.place()),
     };
-    // A little after the lease's end: the server must find it ended.
+    // A little after the lease's end, so that the server finds it expired.
     let due = due + Duration::from_millis(1);
     let due = if listens { due } else { due.min(POLL) };
     let look = look_by(until).min(BootTime::now() + due);
@@ -146,11 +146,11 @@ async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Resu
     Ok(standing(client, ticket).await?.place())
 }
 
-/// Where a claim stands.
+/// The place of a claim.
 enum Standing {
-    /// It holds, or is gone.
+    /// It holds, or it is gone.
     At(Place),
-    /// It waits: until a lease ahead of it is due, in a line with this last token.
+    /// It waits. `due` is the time until a lease ahead of it ends, `last` the line's last token.
     Waiting { due: Duration, last: u64 },
 }
 

@@ -1,6 +1,6 @@
-//! The raw operations that the engines are compared with. For the lease table: two updates of a
-//! row, and NOTIFY. For session locks: `pg_try_advisory_lock` and `pg_advisory_unlock`, and a
-//! blocking `pg_advisory_lock` as the wake-up. All statements are prepared.
+//! The raw operations that `bench` compares with. For the lease table: two updates of a row, and
+//! NOTIFY. For session locks: `pg_try_advisory_lock` and `pg_advisory_unlock`, and a blocking
+//! `pg_advisory_lock` as the wake-up. All statements are prepared.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn failed(error: tokio_postgres::Error) -> Error {
     error::failed("baseline", &error)
 }
 
-/// The server of a URL, whose engine takes `options`.
+/// The server of a URL; `options` are the engine's own, which are ignored here.
 fn server(mut url: Url, settings: &Settings, options: &[&str]) -> Result<Server> {
     let server = Server::take(&mut url, settings)?;
     for option in options {
@@ -34,7 +34,7 @@ fn server(mut url: Url, settings: &Settings, options: &[&str]) -> Result<Server>
     Ok(server)
 }
 
-/// The lease table's.
+/// The baseline of the lease table.
 pub(super) async fn table(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
     let server = server(url, &settings, config::OPTIONS)?;
     let rows = PerRuntime::new(settings.connect_timeout, move || {
@@ -88,7 +88,8 @@ impl Row {
         })
     }
 
-    /// Runs a statement on the row of `key`, which is made first; how many rows it changed.
+    /// Runs a statement on the row of `key`, which is inserted first; returns how many rows it
+    /// changed.
     async fn run(&self, statement: &Statement, key: &str) -> Result<u64> {
         let client = &self.connection.client;
         if !self.known.lock().contains(key) {
@@ -135,7 +136,7 @@ impl Baseline for Rows {
     }
 }
 
-/// The session locks'.
+/// The baseline of session locks.
 pub(super) async fn sessions(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
     let server = server(url, &settings, advisory::config::OPTIONS)?;
     let shared = server.clone();
@@ -230,7 +231,7 @@ impl Baseline for Locks {
         let inner = Arc::clone(&self.0);
         Box::pin(async move {
             let taken = inner.taken.lock().remove(&key);
-            // What nobody has taken is there for the next who comes.
+            // A lock that nobody took stays free for the next `take`.
             if let Some(lock) = taken {
                 lock.ask(&lock.unlock, &key).await?;
                 inner.spare.lock().push(lock);

@@ -1,5 +1,5 @@
-//! `Client`: asks the server for the engine's verbs. It connects when it must, says what a failure
-//! means, and asks again only what the server has rolled back.
+//! `Client`: sends the engine's verbs to the server. It connects on demand, interprets failures,
+//! and retries only what the server has rolled back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, PerRuntime, timed};
 
-/// How often a statement that was rolled back because of others is asked again by itself.
+/// How often a statement is retried that the server rolled back because of a conflict.
 const TRIES: u32 = 10;
 
 type Sessions = PerRuntime<Arc<Session>>;
@@ -33,14 +33,14 @@ pub(super) struct Client {
     pub(super) server: Server,
     pub(super) schema: Schema,
     pub(super) namespace: String,
-    /// What tickets carry, for [`super::guard`].
+    /// The value of `Ticket::native`, for [`super::guard`].
     pub(super) native: Arc<str>,
     pub(super) timeout: Duration,
     pub(super) hub: Arc<PushHub>,
     pub(super) queue: LocalQueue,
     between: Arc<Mutex<Option<Between>>>,
     sessions: Sessions,
-    /// Where to listen, when a pooler is in the way.
+    /// Where to listen when a pooler is in between (`listen_url`).
     listeners: Option<Sessions>,
 }
 
@@ -50,9 +50,9 @@ struct Connector {
     server: Server,
     blanks: Arc<Blanks>,
     hub: Arc<PushHub>,
-    /// What stands in between; `None` until it is known.
+    /// What is in between; `None` until it is known.
     between: Arc<Mutex<Option<Between>>>,
-    /// The schema, and whether it is known to be there; `None` for a session that only listens.
+    /// The schema, and whether it is known to exist; `None` for a session that only listens.
     schema: Option<(Schema, Arc<OnceCell<()>>)>,
 }
 
@@ -126,12 +126,12 @@ impl Client {
         }
     }
 
-    /// What stands between us and the server, as far as it is known.
+    /// What is between the client and the server, as far as it is known.
     pub(super) fn between(&self) -> Between {
         self.between.lock().unwrap_or(Between::Nothing)
     }
 
-    /// Whether pushes can be had.
+    /// Whether NOTIFY is available.
     pub(super) fn can_listen(&self) -> bool {
         self.listeners.is_some() || self.between() == Between::Nothing
     }
@@ -141,15 +141,15 @@ impl Client {
         format!("palisade_{}", self.hub.channel)
     }
 
-    /// A connection of this runtime that lives, made anew if it must be.
+    /// This runtime's connection; one that has ended is replaced.
     pub(super) async fn session(&self) -> Result<Link<Arc<Session>>> {
         living(&self.sessions).await
     }
 
-    /// Asks for a verb.
+    /// Runs a verb.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`], maybe applied when the answer was lost; what the server refuses.
+    /// [`ErrorKind::Unreachable`], maybe applied when the reply was lost; what the server refuses.
     pub(super) async fn ask(
         &self,
         operation: &'static str,
@@ -159,7 +159,8 @@ impl Client {
         let asked = self.ask_once(operation, verb, parameters).await;
         let demoted = asked.as_ref().is_err_and(error::is_standby);
         if demoted && self.server.hosts.len() > 1 {
-            // Nothing was done, and the connection is given up: another host may take writes.
+            // A standby executes no writes, and its connection is dropped by now; another host may
+            // be the primary.
             return self.ask_once(operation, verb, parameters).await;
         }
         asked
@@ -211,11 +212,11 @@ impl Client {
                 }
             }
         }
-        let message = "the server rolled the statement back again and again; is it overloaded?";
+        let message = "the server kept rolling the statement back; is it overloaded?";
         Err(Error::new(ErrorKind::Unreachable, operation, message))
     }
 
-    /// Asks for a verb that answers with numbers.
+    /// Runs a verb that returns numbers.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -228,8 +229,8 @@ impl Client {
         numbers(operation, &self.ask(operation, verb, parameters).await?)
     }
 
-    /// Asks for a renewal. One that is not answered by `by` is of no use, and neither is its
-    /// connection: the next one has another, and can still be in time.
+    /// Runs a renewal. If there is no reply until `by`, the connection is dropped at once, so that
+    /// the next renewal can still make it on a new one.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -254,7 +255,7 @@ impl Client {
         }
     }
 
-    /// Sees to it that a connection of this runtime listens; `false` when pushes can't be had.
+    /// Makes sure that a connection of this runtime listens; `false` when NOTIFY is unavailable.
     ///
     /// # Errors
     /// As connecting.
@@ -289,14 +290,14 @@ impl Client {
     }
 }
 
-/// The numbers that a function of ours answered, in the last column.
+/// The numbers that one of our functions returned, in the last column.
 fn numbers(operation: &'static str, rows: &[Row]) -> Result<Vec<i64>> {
     let last = |row: &Row| row.try_get(row.len().checked_sub(1)?).ok();
     let numbers = rows.first().and_then(last);
     numbers.map_or_else(|| error::unreadable(operation), Ok)
 }
 
-/// The connection of this runtime; one that has ended meanwhile is replaced before it is used.
+/// This runtime's connection; one that has ended is replaced before it is used.
 async fn living(links: &Sessions) -> Result<Link<Arc<Session>>> {
     let link = links.get().await?;
     if !link.connection.client().is_closed() {

@@ -1,7 +1,7 @@
-//! `Server`: where PostgreSQL is, who asks, whether encrypted, and how to connect to it.
+//! `Server`: the hosts, the login, the encryption, and how to connect.
 //!
-//! Passwords and certificates are read at each connect, since they are rotated. Of several hosts
-//! the first that takes writes is used.
+//! Passwords and certificates may be rotated, so they are read afresh for each connection. Of
+//! several hosts the first one that accepts writes is used.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,8 +22,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls};
 
-/// A peer that does not answer for this long is given up by the kernel: 3 s of silence, then a
-/// probe every 2 s. Shorter would give up peers that are only slow.
+/// The kernel drops a peer that is unresponsive for this long: 3 s of silence, then a probe every 2
+/// s. Shorter times would also drop peers that are merely slow.
 const IDLE: Duration = Duration::from_secs(3);
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: u32 = 3;
@@ -41,22 +41,22 @@ pub(super) struct Server {
     login: Login,
     tls: Option<Encryption>,
     pub(super) hosts: Vec<Host>,
-    /// How long one host may take: all of them fit into `connect_timeout`.
+    /// The time limit for one host, so that all of them fit into `connect_timeout`.
     patience: Duration,
 }
 
 #[derive(Clone)]
 struct Encryption {
     tls: Tls,
-    /// With the certificates as they were in the beginning.
+    /// With the certificates as they were when the URL was parsed.
     connector: MakeRustlsConnect,
 }
 
-/// A connection that nobody drives yet, and its socket.
+/// A connection without a driver yet, and its socket.
 type Dialled = (Client, Box<dyn Protocol>, Socket);
 
 impl Server {
-    /// Takes what it needs out of a URL.
+    /// Takes its options out of a URL.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for hosts, logins, files or options that can't be used.
@@ -68,7 +68,7 @@ impl Server {
             Some("require") => true,
             Some("disable") => false,
             Some(_) => return Err(config_error("option tls must be require or disable")),
-            // On the way to another machine anyone may read; here nobody can.
+            // The network to another machine may be tapped; the loopback interface can't be.
             None => !local || has_certificates(url),
         };
         let tls = match Tls::take(url, encrypted)? {
@@ -112,17 +112,18 @@ impl Server {
         self.tls.is_some()
     }
 
-    /// All of it that may be shown.
+    /// The URL without secrets.
     pub(super) fn shown(&self, scheme: &str) -> String {
         let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
         format!("{scheme}://{}", hosts.join(","))
     }
 
-    /// Connects to the first host that takes writes, or to the only one. `options` are settings
-    /// for the session, as `-c name=value`.
+    /// Connects to the first host that accepts writes, or to the only one. `options` are session
+    /// settings, as `-c name=value`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`], [`ErrorKind::Denied`] or [`ErrorKind::Config`], as the server answers.
+    /// [`ErrorKind::Unreachable`], [`ErrorKind::Denied`] or [`ErrorKind::Config`], depending on the
+    /// server's answer.
     pub(super) async fn connect(
         &self,
         options: Option<&str>,
@@ -144,7 +145,7 @@ impl Server {
                 Ok((client, protocol, socket)) => {
                     return Ok(Connection::new(client, protocol, socket, at, listener));
                 }
-                // What is for people to mend is told rather than that another host is down.
+                // An error that needs a fix by the user takes precedence over an unreachable host.
                 Err(error) if told.as_ref().is_none_or(Error::is_transient) => told = Some(error),
                 Err(_) => {}
             }
@@ -190,7 +191,7 @@ impl Server {
         Ok((client, protocol, socket))
     }
 
-    /// A socket to a server, with the timeouts of every connection of ours.
+    /// Opens a socket with keepalive and timeouts.
     async fn open(&self, at: usize) -> Result<TcpStream> {
         let host = &self.hosts[at];
         let failed = |error: io::Error| error::unreachable(host, &error);
@@ -208,12 +209,12 @@ impl Server {
         Ok(stream)
     }
 
-    /// With the certificates as their files have them now.
+    /// The TLS connector with the certificates as their files are now.
     fn connector(&self) -> Result<Option<MakeRustlsConnect>> {
         let Some(Encryption { tls, connector }) = &self.tls else {
             return Ok(None);
         };
-        // The system's authorities are many, and read once.
+        // The system's certificate authorities are loaded only once, because there are many.
         if tls.ca.is_none() && tls.identity.is_none() {
             return Ok(Some(connector.clone()));
         }
@@ -231,7 +232,7 @@ impl Server {
         made.map_err(|_| config_error("the host's name can't be in a certificate"))
     }
 
-    /// Asks the server to give up the statement that `connection` waits for.
+    /// Asks the server to cancel the statement that `connection` waits for.
     pub(super) async fn cancel(&self, connection: &Connection) -> Result<()> {
         let (at, cancel) = (connection.host, connection.client.cancel_token());
         let socket = Socket::new(self.open(at).await?);
@@ -252,7 +253,7 @@ fn has_certificates(url: &Url) -> bool {
         .any(|option| url.has(option))
 }
 
-/// Asks a fresh connection, which nobody drives yet.
+/// Asks a new connection, which has no driver yet, whether the server accepts writes.
 async fn takes_writes(client: &Client, protocol: &mut dyn Protocol) -> Result<bool> {
     let ended = poll_fn(|cx| {
         loop {

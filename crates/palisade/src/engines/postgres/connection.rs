@@ -1,11 +1,12 @@
-//! `Connection`: one connection, driven by a task of the runtime that uses it, which can change.
+//! `Connection`: one connection, driven by a task of the runtime that uses it. Another runtime can
+//! take it over.
 //!
-//! A session lock is as alive as its connection. If only the runtime that made a connection could
-//! drive it, a caller that blocks its runtime would lose its locks; if it lived with the keeper,
-//! every request would cross threads twice. So it lives with its user, and another runtime that
-//! must use it takes it over, without the help of the one it is taken from.
+//! A session lock lives as long as its connection. If only the runtime that opened the connection
+//! could drive it, a caller that blocks its runtime would lose its locks. If the keeper's runtime
+//! drove it, every request would cross threads twice. So the caller's runtime drives it, and
+//! another runtime that needs it takes it over without the cooperation of the first.
 //!
-//! Invariant: one driver at a time polls; an older one finds another number and stops.
+//! Invariant: only one driver polls at a time. A driver whose number is outdated stops.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,17 +22,17 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, Client, Error};
 
-/// The most that a server may send after we have last sent something. The client library keeps a
-/// message until it has all of it, and a first byte too many makes it one of a gigabyte. A survey
-/// of 100,000 claims takes less.
+/// The most that a server may send after our last write. The client library buffers a message until
+/// it is complete, and one corrupt length byte can announce a gigabyte. A survey of 100,000 claims
+/// takes less than this.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
-/// A socket that can be moved to the reactor of another runtime, and that ends when its server
-/// sends without end.
+/// A socket that can be moved to the reactor of another runtime. It fails when the server sends
+/// more than [`LONGEST_ANSWER`].
 #[derive(Clone)]
 pub(super) struct Socket {
     stream: Arc<Mutex<Option<TcpStream>>>,
-    /// How much has come since we last sent something.
+    /// The bytes received since our last write.
     received: Arc<AtomicU64>,
 }
 
@@ -43,7 +44,7 @@ impl Socket {
         }
     }
 
-    /// Registers it with the runtime that this is called in.
+    /// Registers the socket with the current runtime.
     fn move_here(&self) -> io::Result<()> {
         let mut slot = self.stream.lock();
         if let Some(stream) = slot.take() {
@@ -58,7 +59,7 @@ impl Socket {
     ) -> Poll<io::Result<T>> {
         match self.stream.lock().as_mut() {
             Some(stream) => io(Pin::new(stream)),
-            // It could not be registered anywhere.
+            // A move has failed: the socket could not be registered.
             None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
@@ -75,7 +76,7 @@ impl AsyncRead for Socket {
         let more = u64::try_from(buffer.filled().len() - before).unwrap_or(u64::MAX);
         let received = self.received.fetch_add(more, Ordering::Relaxed) + more;
         if received > LONGEST_ANSWER {
-            let why = "the server sends more than any answer has";
+            let why = "the server sent more than any reply needs";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
         }
         read
@@ -101,9 +102,9 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// The client library's half that does the I/O, encrypted or not.
+/// The half of the client library that does the I/O, encrypted or not.
 pub(super) trait Protocol: Send {
-    /// What the server says unasked; answers go to those who asked.
+    /// Asynchronous messages from the server; replies go to their requests.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>>;
 }
 
@@ -117,37 +118,37 @@ where
     }
 }
 
-/// What the server says unasked.
+/// An event that is not a reply.
 pub(super) enum Notice<'a> {
-    /// The text of a notification.
+    /// The payload of a NOTIFY.
     Text(&'a str),
-    /// The connection is over; its client knows.
+    /// The connection has ended; its client knows.
     End,
 }
 
-/// Who hears it, on the task that drives the connection.
+/// Receives notices on the task that drives the connection.
 pub(super) type Listener = Arc<dyn Fn(Notice<'_>) + Send + Sync>;
 
-/// A connection and what drives it.
+/// A connection and its driver.
 pub(super) struct Connection {
     pub(super) client: Client,
-    /// Which of the server's hosts it leads to.
+    /// The index of its host.
     pub(super) host: usize,
     driver: Arc<Driver>,
 }
 
 struct Driver {
-    /// `None` when it is over: then all that was asked fails at once.
+    /// `None` once it has ended; then all pending requests fail at once.
     protocol: Mutex<Option<Box<dyn Protocol>>>,
     socket: Socket,
     listener: Listener,
     home: Mutex<Option<(Id, AbortHandle)>>,
-    /// Rises with every move.
+    /// Incremented with every move; the number of the current driver.
     moves: AtomicU64,
 }
 
 impl Connection {
-    /// Drives a connection from now on, in the runtime that this is called in.
+    /// Drives a connection in the current runtime.
     pub(super) fn new(
         client: Client,
         protocol: Box<dyn Protocol>,
@@ -170,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// The client, with its connection driven by the runtime that this is called in.
+    /// The client, after its connection was moved to the current runtime.
     pub(super) fn here(&self) -> &Client {
         self.driver.move_here();
         &self.client
@@ -183,14 +184,15 @@ impl Driver {
         let mut home = self.home.lock();
         match &*home {
             Some((id, _)) if *id == here => return,
-            // Nothing would wake it any more, and it keeps the connection.
+            // After the move nothing would wake this task, and it would keep the connection alive.
             Some((_, task)) => task.abort(),
             None => {}
         }
         let number = self.moves.fetch_add(1, Ordering::SeqCst) + 1;
-        // Nobody polls while it moves: a driver that comes now waits, and finds another number.
+        // Nobody polls during the move: a driver that is about to poll waits for this lock, and
+        // then finds its number outdated.
         let protocol = self.protocol.lock();
-        // A socket that can't be registered answers everything with an error, and is over.
+        // A socket that can't be registered fails every request, which ends the connection.
         let _ = self.socket.move_here();
         drop(protocol);
         let task = tokio::spawn(Arc::clone(self).drive(number));

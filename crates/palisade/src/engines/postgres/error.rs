@@ -1,6 +1,6 @@
-//! What a failed statement or a failed attempt to connect means: the kind of error, whether the
-//! change may be in force, and what to do about it. Messages are ours, since the server's own may
-//! hold names or values.
+//! The meaning of a failed statement or connection: the kind of error, whether the change may have
+//! been applied, and what to do about it. The messages are our own, because the server's may
+//! contain names or values.
 
 use std::io;
 
@@ -11,16 +11,16 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Host, about_tls, cause};
 use crate::fence::sql;
 
-/// Said of a server that follows another one.
+/// The message for a standby.
 pub(super) const STANDBY: &str =
     "this server takes no writes: it is a standby; name the primary, or all servers by commas";
 
-/// Whether the server refused because it follows another one.
+/// Whether the server refused because it is a standby.
 pub(super) fn is_standby(error: &Error) -> bool {
     error.message().starts_with(STANDBY)
 }
 
-/// Said when a fenced row refuses a token.
+/// The message for a token that a fenced row refuses.
 const STALE: &str = "the fencing token is stale";
 
 /// Whether a fenced row refused the token.
@@ -31,17 +31,17 @@ pub(super) fn is_stale(error: &Error) -> bool {
 /// What to do about a failed statement.
 #[derive(Debug)]
 pub(super) enum Remedy {
-    /// It was rolled back because of others: ask again.
+    /// It was rolled back because of a conflict: retry.
     Retry,
-    /// This session has not prepared it: a pooler gave us another one.
+    /// This session has not prepared it: a pooler has assigned another session.
     Unprepared,
-    /// The connection is over.
+    /// The connection has ended.
     Reconnect(Error),
-    /// Tell the caller.
+    /// Return it to the caller.
     Fail(Error),
 }
 
-/// The failure of a statement that may change something.
+/// What to do about the failure of a statement that may change something.
 pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> Remedy {
     let Some(db) = error.as_db_error() else {
         if error.is_closed() || cause::<io::Error>(error).is_some() {
@@ -58,7 +58,7 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
     let (kind, text) = match state {
         "40001" | "40P01" => return Remedy::Retry,
         "26000" | "42P05" => return Remedy::Unprepared,
-        // Another of the hosts may take writes.
+        // Another host may be the primary.
         "25006" => return Remedy::Reconnect(fail(ErrorKind::Unreachable, STANDBY)),
         _ if state.starts_with("57P") || state.starts_with("08") => {
             let ended = fail(ErrorKind::Unreachable, "the server ended the connection");
@@ -104,7 +104,7 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
     Remedy::Fail(fail(kind, text))
 }
 
-/// The failure of a statement that is not asked again.
+/// The error of a statement that is not retried.
 pub(super) fn failed(operation: &'static str, error: &tokio_postgres::Error) -> Error {
     match remedy(operation, error) {
         Remedy::Reconnect(error) | Remedy::Fail(error) => error,
@@ -116,7 +116,7 @@ pub(super) fn failed(operation: &'static str, error: &tokio_postgres::Error) -> 
     }
 }
 
-/// An answer that no version of our functions gives.
+/// The error for a reply that no version of our functions gives.
 pub(super) fn unreadable<T>(operation: &'static str) -> Result<T> {
     Err(Error::new(
         ErrorKind::Unusable,
@@ -125,13 +125,13 @@ pub(super) fn unreadable<T>(operation: &'static str) -> Result<T> {
     ))
 }
 
-/// The host's name leads nowhere.
+/// The error for a host name that can't be resolved.
 pub(super) fn unknown_host(host: &Host) -> Error {
     let message = format!("the host of {host} can't be found; is its name right?");
     Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
-/// Nothing answers at all.
+/// The error for a host that can't be reached.
 pub(super) fn unreachable(host: &Host, error: &io::Error) -> Error {
     let message = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
@@ -142,7 +142,7 @@ pub(super) fn unreachable(host: &Host, error: &io::Error) -> Error {
     Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
-/// Why an attempt to connect to `host` failed. It names the host, since a URL may have several.
+/// The error for a failed connection to `host`. It names the host, because a URL may have several.
 pub(super) fn connecting(host: &Host, error: &tokio_postgres::Error) -> Error {
     if let Some(db) = error.as_db_error() {
         return refused(host, db);
@@ -172,10 +172,10 @@ pub(super) fn connecting(host: &Host, error: &tokio_postgres::Error) -> Error {
     Error::new(kind, "connect", message)
 }
 
-/// What the server said instead of letting us in.
+/// The error for a refusal by the server.
 fn refused(host: &Host, db: &DbError) -> Error {
     let code = db.code();
-    // Poolers have one code for many things, and say what they mean in English.
+    // Poolers use one code for many errors, and only their message tells them apart.
     let says = |text| db.message().contains(text);
     if says("unsupported startup parameter") {
         return pooler::no_session_locks("connect");

@@ -1,7 +1,7 @@
 //! Fenced storage in the lock's database, and helpers for fenced tables of the user's own.
 //!
-//! A resource is a row of `fenced`, whose triggers are those that any table can have
-//! ([`crate::fence::sql`]): the token is judged by the same statement that writes.
+//! A resource is a row of `fenced`, which has the same triggers that any table can have
+//! ([`crate::fence::sql`]): the statement that writes also checks the token.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, sql};
 
 const FENCE: &str = "fence";
 
-/// Opens the fenced storage of a database; nothing is asked of the server before the first verb.
+/// Opens the fenced storage of a database; nothing is sent before the first verb.
 ///
 /// # Errors
 /// As opening the lease table.
 pub(crate) fn open(mut url: Url, settings: &Settings, rule: Rule) -> Result<SharedFence> {
-    // They say how locks are kept, in one engine or the other, and nothing about the fence.
+    // Options of the locks, in one engine or the other, which do not concern the fence.
     for option in ["key", "layout", "max_connections"] {
         url.take(option);
     }
@@ -139,11 +139,12 @@ impl Fence for PostgresFence {
     }
 }
 
-/// Presents a token for all that a transaction does to fenced tables from here on, also for its
-/// DELETE and TRUNCATE. A statement may still present one of its own in the column `fence`.
+/// Presents a token for everything that a transaction does to fenced tables from now on, including
+/// DELETE and TRUNCATE. A statement may still present its own token in the column `fence`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a number that is no token; those of the server.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a number that is not a
+/// token; errors of the server.
 pub async fn present(transaction: &Transaction<'_>, token: WriteToken) -> Result<()> {
     let number = token.stored()?.to_string();
     let parameters: [(&(dyn ToSql + Sync), Type); 1] = [(&number, Type::TEXT)];
@@ -154,8 +155,8 @@ pub async fn present(transaction: &Transaction<'_>, token: WriteToken) -> Result
     Ok(())
 }
 
-/// What a failed write to a fenced table means: [`Verdict::Stale`] when its token was refused,
-/// `None` when it failed for another reason.
+/// The meaning of a failed write to a fenced table: [`Verdict::Stale`] when its token was refused,
+/// `None` for any other reason.
 pub fn refused(error: &tokio_postgres::Error) -> Option<Verdict> {
     let db = error.as_db_error()?;
     sql::refused(db.code().code(), db.detail())

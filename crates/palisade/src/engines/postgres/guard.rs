@@ -1,8 +1,9 @@
 //! A hold of `postgres://` as a condition of the user's own transaction, and locks that last as
-//! long as one.
+//! long as a transaction.
 //!
-//! Where lock and data are in one database this is exact without a token column: the transaction
-//! commits only if the hold is at the head of its line, and no other can be granted while it does.
+//! With lock and data in one database this is exact without a token column: the transaction commits
+//! only if the hold is at the head of its line, and no other claim can be granted during the
+//! commit.
 
 use tokio_postgres::Transaction;
 use tokio_postgres::types::{ToSql, Type};
@@ -15,17 +16,17 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::name::Name;
 
-/// The SQLSTATE of a commit whose guard is no longer held.
+/// The SQLSTATE of a COMMIT whose guard is no longer held.
 pub(super) const LOST: &str = "PFG01";
 
 const PREFIX: &str = "postgres line ";
 
-/// What the tickets of a lease table carry: where its guards are.
+/// The value of `Ticket::native` for holds of a lease table: where its guards are.
 pub(super) fn native(schema: &Schema, namespace: &str) -> String {
     format!("{PREFIX}{}/{namespace}", schema.name())
 }
 
-/// A guard as a statement.
+/// The statement and parameters of a guard.
 pub(super) struct Guard {
     pub(super) sql: String,
     pub(super) namespace: String,
@@ -36,7 +37,7 @@ pub(super) struct Guard {
 
 impl Guard {
     /// # Errors
-    /// As [`PostgresHold::postgres_guard`], before anything is asked.
+    /// As [`PostgresHold::postgres_guard`], before anything is sent.
     pub(super) fn of(hold: &Hold) -> Result<Self> {
         let refuse = |kind, message| Error::new(kind, "guard", message);
         let ticket = hold.ticket();
@@ -57,7 +58,7 @@ impl Guard {
             return Err(hold.lost_error("guard"));
         }
         Ok(Self {
-            // A function, whose statement the server has planned before.
+            // A function call, so that the server has its statement planned already.
             sql: format!(
                 "SELECT {}.guard_by($1, $2, $3::text::uuid, $4)",
                 schema.quoted()
@@ -70,24 +71,24 @@ impl Guard {
     }
 }
 
-/// What holds of `postgres://` can do beside the rest.
+/// Extensions for holds of `postgres://`.
 pub trait PostgresHold {
-    /// Lets `transaction`, in the lock's own database, commit only while this is held: at COMMIT
-    /// the server sees that it is the head of its line, unexpired and not evicted, and keeps it
-    /// so until the commit is done. Otherwise the COMMIT fails ([`is_guard_failure`]) and nothing
-    /// was written. Until the COMMIT nothing is locked: a client that is paused in its
-    /// transaction is in nobody's way.
+    /// Lets `transaction`, in the lock's own database, commit only while this is held. At COMMIT
+    /// the server checks that the hold is at the head of its line, unexpired and not evicted, and
+    /// it keeps the line locked until the commit is done. Otherwise the COMMIT fails
+    /// ([`is_guard_failure`]) and nothing is written. Before the COMMIT nothing is locked, so a
+    /// client that is paused in its transaction blocks nobody.
     ///
-    /// It costs a round trip, unless it is polled together with the first statement: both are then
-    /// sent at once (`tokio::join!(hold.postgres_guard(&tx), tx.execute(…))`).
+    /// It costs one round trip, unless it is polled together with the first statement: both are
+    /// then pipelined (`tokio::join!(hold.postgres_guard(&tx), tx.execute(…))`).
     ///
-    /// Above READ COMMITTED a renewal during the transaction makes the COMMIT fail with a
-    /// serialization failure (40001), to be tried again.
+    /// Above READ COMMITTED, a renewal during the transaction makes the COMMIT fail with a
+    /// serialization failure (40001), which the caller should retry.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a hold of another engine (also of `postgres+advisory:` and
-    /// of ShedLock's table); [`ErrorKind::InvalidArgument`] for readers and permits; [`ErrorKind::Lost`] when it is known
-    /// to be lost; those of the server.
+    /// [`ErrorKind::Unsupported`] for a hold of another engine (also of `postgres+advisory:` and of
+    /// ShedLock's table); [`ErrorKind::InvalidArgument`] for readers and permits;
+    /// [`ErrorKind::Lost`] when the hold is known to be lost; errors of the server.
     fn postgres_guard(
         &self,
         transaction: &Transaction<'_>,
@@ -117,12 +118,12 @@ pub fn is_guard_failure(error: &tokio_postgres::Error) -> bool {
 }
 
 /// Waits for the lock `name` inside the user's own transaction, which holds it until it ends
-/// (`pg_advisory_xact_lock`). It excludes, and is excluded by, the holds of `postgres+advisory://`
-/// in the namespace given (empty: sqlx's `PgAdvisoryLock` of that name), and needs no lease and no
-/// token: lock and writes end together. `lock_timeout` bounds the wait.
+/// (`pg_advisory_xact_lock`). It conflicts with holds of `postgres+advisory://` in the same
+/// namespace; an empty namespace means sqlx's `PgAdvisoryLock` of that name. It needs no lease and
+/// no token, because the lock and the writes end together. `lock_timeout` bounds the wait.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidName`]; those of the server.
+/// [`ErrorKind::InvalidName`]; errors of the server.
 pub async fn lock_in_transaction(
     transaction: &Transaction<'_>,
     namespace: &str,
@@ -133,7 +134,7 @@ pub async fn lock_in_transaction(
     Ok(())
 }
 
-/// The same without waiting: `false` when another has it.
+/// As [`lock_in_transaction`] without waiting: `false` when the lock is taken.
 ///
 /// # Errors
 /// As [`lock_in_transaction`].
@@ -160,7 +161,7 @@ async fn advisory(
     asked.await.map_err(|error| error::failed("lock", &error))
 }
 
-/// The number that `postgres+advisory:` locks for a name.
+/// The advisory-lock key that `postgres+advisory:` uses for a name.
 pub(super) fn key_of(namespace: &str, name: &str) -> Result<i64> {
     Keys::new(None, namespace)?.number(&Name::new(name)?)
 }

@@ -1,5 +1,5 @@
-//! What operators ask: who is in the lines, whether anything changed there, and whether settings
-//! of the server weaken locks that are kept in it.
+//! `survey`, `watch` and `check`: who is in the lines, whether they have changed, and which
+//! settings of the server weaken its locks.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,8 +20,8 @@ use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::{clock_off, plain_text, timed};
 
-/// How often a watch looks whether anything changed: at one row, or at those with its prefix.
-/// Pushes would have to be sent for every change, also when nobody watches.
+/// How often a watch polls its row, or the rows with its prefix. NOTIFY would have to be sent for
+/// every change, even when nobody watches.
 const POLL: Duration = Duration::from_millis(200);
 
 pub(super) async fn survey(client: &Client, scope: &Scope) -> Result<Vec<LineReport>> {
@@ -35,7 +35,7 @@ pub(super) async fn survey(client: &Client, scope: &Scope) -> Result<Vec<LineRep
     lines(&rows).or_else(|_| error::unreadable("survey"))
 }
 
-/// The lines of a survey. Rows come by name, and each line's in the order of its seats.
+/// The lines of a survey. The rows are ordered by name, then by place in the line.
 fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
     let mut lines: Vec<LineReport> = Vec::new();
     for row in rows {
@@ -89,7 +89,7 @@ pub(super) fn watch(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> 
     })
 }
 
-/// Yields whenever `look` sees something else than before.
+/// Yields whenever the result of `look` has changed.
 pub(super) fn poll<T, F>(
     every: Duration,
     look: impl Fn() -> F + Send + 'static,
@@ -116,7 +116,7 @@ where
     .boxed()
 }
 
-/// What changes with every change in the scope.
+/// A value that changes with every change in the scope.
 async fn fingerprint(client: &Client, scope: &Scope) -> Result<(i64, String)> {
     let (verb, name) = match scope {
         Scope::Prefix(prefix) => (Verb::PrintPrefix, like(prefix)),
@@ -146,7 +146,7 @@ pub(super) async fn check(client: &Client) -> Result<Checkup> {
     examine(session.connection.client(), &subject).await
 }
 
-/// `reset_val` is what a session has before we set anything in ours.
+/// `reset_val` is the setting before this session changed it.
 const LOOK: &str = "SELECT current_setting('server_version') AS version, \
     current_setting('server_version_num') AS number, \
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros, \
@@ -171,22 +171,23 @@ const LOOK: &str = "SELECT current_setting('server_version') AS version, \
       AND has_table_privilege('@schema@.departed', 'DELETE') \
       AND has_sequence_privilege('@schema@.token', 'USAGE') AS rights";
 
-/// What is looked at.
+/// What `examine` looks at.
 pub(super) struct Subject<'a> {
     pub(super) server: &'a Server,
     pub(super) schema: &'a Schema,
     pub(super) between: Between,
-    /// Whether lines are rows of our table, whose grants say themselves how they are committed.
+    /// Whether the lines are rows of our table, whose functions set `synchronous_commit`
+    /// themselves.
     pub(super) table: bool,
-    /// Whether pushes can be had.
+    /// Whether NOTIFY is available.
     pub(super) pushes: bool,
-    /// The oldest version on which everything works, as PostgreSQL numbers it, and what does not
-    /// work before.
+    /// The oldest version on which everything works, as `server_version_num`, and what fails on
+    /// older ones.
     pub(super) oldest: (u32, &'static str),
     pub(super) timeout: Duration,
 }
 
-/// Looks at the server that `client` is connected to.
+/// Checks the server that `client` is connected to.
 pub(super) async fn examine(
     client: &tokio_postgres::Client,
     subject: &Subject<'_>,
@@ -237,11 +238,11 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
     let says = |column, value| text(row, column) == value;
     let pooled = subject.between == Between::Pooler;
     if pooled && subject.pushes {
-        let message = "a transaction pooler stands in between";
-        let remedy = "nothing: whoever waits listens at listen_url";
+        let message = "there is a transaction pooler in front of the server";
+        let remedy = "nothing: waiters listen at listen_url";
         find(Info, "pooler", message, remedy);
     } else if pooled {
-        let message = "a transaction pooler stands in between, so that waiters can't be told and look ten times a second";
+        let message = "there is a transaction pooler in front of the server, so waiters can't be notified and poll ten times a second";
         let remedy = "name the server itself with listen_url=postgres%3A%2F%2F…";
         find(Warning, "pooler_without_push", message, remedy);
     }
@@ -275,7 +276,8 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
         let remedy = "ALTER TABLE palisade.line SET LOGGED";
         find(Danger, "unlogged", message, remedy);
     }
-    // Timeouts of the server end statements that wait; behind a pooler we can't set our own.
+    // The server's timeouts abort statements that wait. Behind a pooler the session can't override
+    // them.
     let severity = if pooled { Warning } else { Info };
     let ours = i64::try_from(subject.timeout.as_millis()).unwrap_or(i64::MAX);
     for name in ["statement_timeout", "lock_timeout"] {

@@ -1,10 +1,10 @@
-//! `LocalQueue`: claims of this client that wait, and which of them are in the server's line.
+//! `LocalQueue`: the waiting claims of this client, and which of them are in the server's line.
 //!
-//! A line is one row, so that each claim in it makes every change of it dearer, and each waiting
-//! claim looks after its place: 2,000 waiters of one process once cost the holder its renewals. A
-//! line lets nobody overtake: a claim behind [`AHEAD`] waiting claims of its own client can't be
-//! granted before them. So it waits here, costs the server nothing, and enters when one of them
-//! has gone.
+//! A line is one row, so each claim in it makes every update of the row more expensive, and each
+//! waiting claim polls: 2,000 waiters of one process once cost the holder its renewals. Nobody can
+//! overtake in a line, so a claim behind [`AHEAD`] waiting claims of its own client can't be
+//! granted before them. It waits here instead, costs the server nothing, and enters when one of
+//! them has gone.
 //!
 //! Invariant: a claim is local, or it may be in the server's line; never both.
 
@@ -19,7 +19,7 @@ use crate::core::clock::BootTime;
 use crate::core::name::Name;
 use crate::core::ticket::LeaseStart;
 
-/// How many waiting claims of one client are in the server's line of one name.
+/// How many waiting claims of one client may be in the server's line of one name.
 const AHEAD: usize = 16;
 
 /// The waiting claims of one client.
@@ -30,24 +30,24 @@ pub(super) struct LocalQueue(Mutex<HashMap<Name, Waiting>>);
 #[derive(Default)]
 struct Waiting {
     remote: HashMap<ClaimId, Remote>,
-    /// By when they came.
+    /// In order of arrival.
     local: BTreeMap<u64, Local>,
-    /// Where they are in `local`.
+    /// The position of each claim in `local`.
     numbers: HashMap<ClaimId, u64>,
     last: u64,
 }
 
 /// A claim that may be in the server's line.
 enum Remote {
-    /// Its enter was sent at this time, and no answer is known.
+    /// Its enter was sent at this time; no reply is known.
     Entering(Arc<Claim>, BootTime),
-    /// It waits there.
+    /// It waits in the server's line.
     InLine,
-    /// It was left, and it is not known whether the server has heard it.
+    /// It was left, and the server may not know that yet.
     Leaving,
 }
 
-/// A claim that waits here, and what wakes it when it may enter.
+/// A claim that waits locally, and what wakes it when it may enter.
 struct Local {
     claim: Arc<Claim>,
     turn: Arc<Notify>,
@@ -57,7 +57,7 @@ struct Local {
 pub(super) enum Next {
     /// It enters the server's line.
     Enter(Arc<Claim>),
-    /// It waits here, until this tells.
+    /// It waits here until it is notified.
     Stay(Arc<Notify>),
     /// It is in the server's line.
     InLine,
@@ -77,7 +77,7 @@ impl Waiting {
         self.remote.values().filter(counts).count() < AHEAD
     }
 
-    /// Wakes the first local one if it may enter.
+    /// Wakes the first local claim if it may enter.
     fn wake_next(&self) {
         if let Some((_, first)) = self.local.first_key_value()
             && self.has_room()
@@ -107,7 +107,7 @@ impl LocalQueue {
         answer
     }
 
-    /// Whether a claim is to enter the server's line now; else it waits here from now on.
+    /// Whether a claim enters the server's line now; otherwise it waits here from now on.
     pub(super) fn admit(&self, claim: &Arc<Claim>) -> bool {
         self.with(&claim.name, |waiting| {
             if waiting.remote.contains_key(&claim.id) {
@@ -131,8 +131,8 @@ impl LocalQueue {
         })
     }
 
-    /// What a waiting claim does next. Whoever asks while there is room enters, so that one that
-    /// does not ask holds nobody up.
+    /// What a waiting claim does next. Any claim that asks while there is room may enter, so one
+    /// that no longer asks blocks nobody.
     pub(super) fn next(&self, name: &Name, claim: ClaimId) -> Next {
         self.with(name, |waiting| {
             if let Some(Remote::Entering(claim, _)) = waiting.remote.get(&claim) {
@@ -152,7 +152,7 @@ impl LocalQueue {
         })
     }
 
-    /// Says that a claim waits in the server's line.
+    /// Records that a claim waits in the server's line.
     pub(super) fn is_in_line(&self, name: &Name, claim: ClaimId) {
         self.with(name, |waiting| {
             if let Some(remote @ Remote::Entering(..)) = waiting.remote.get_mut(&claim) {
@@ -161,13 +161,13 @@ impl LocalQueue {
         });
     }
 
-    /// Says that a claim does not wait any more.
+    /// Records that a claim no longer waits.
     pub(super) fn is_over(&self, name: &Name, claim: ClaimId) {
         self.with(name, |waiting| waiting.remote.remove(&claim));
     }
 
-    /// Takes a claim out that is being left, and says where it was. One whose enter may be under
-    /// way is remembered until the server has heard that it was left ([`LocalQueue::is_over`]).
+    /// Removes a claim that is being left, and returns where it was. One whose enter may be in
+    /// flight is remembered until the server knows that it was left ([`LocalQueue::is_over`]).
     pub(super) fn leave(&self, name: &Name, claim: ClaimId) -> Was {
         self.with(name, |waiting| {
             if waiting.remove_local(claim).is_some() {
@@ -187,8 +187,8 @@ impl LocalQueue {
         })
     }
 
-    /// The lease of a claim that the server does not keep yet: renewed while it is here, and
-    /// counted from its enter while that is under way.
+    /// The lease of a claim that is not in the server's line yet. It starts now for a local claim,
+    /// and at the time of the request while its enter is in flight.
     pub(super) fn armed(&self, name: &Name, claim: ClaimId) -> Option<LeaseStart> {
         self.with(name, |waiting| {
             if let Some(Remote::Entering(claim, sent)) = waiting.remote.get(&claim) {
@@ -229,7 +229,7 @@ mod tests {
         let claims: Vec<_> = (0..AHEAD + 3).map(|_| claim(&name)).collect();
         for (at, claim) in claims.iter().enumerate() {
             assert_eq!(queue.admit(claim), at < AHEAD, "{at}");
-            // Asked again, nothing changes.
+            // Admitting it again changes nothing.
             assert_eq!(queue.admit(claim), at < AHEAD, "{at}");
         }
         let [first, second, third] = [0, 1, 2].map(|at| claims[AHEAD + at].id);
@@ -245,8 +245,8 @@ mod tests {
         assert!(matches!(queue.next(&name, second), Next::Enter(_)));
         assert!(matches!(queue.next(&name, second), Next::Enter(_)));
         assert!(matches!(queue.next(&name, third), Next::Stay(_)));
-        // Left while its enter is under way: it is in doubt until the server has heard of it, but
-        // in nobody's way.
+        // A claim that is left while its enter is in flight is in doubt until the server knows, but
+        // it blocks nobody.
         assert_eq!(queue.leave(&name, second), Was::Entering);
         assert_eq!(queue.leave(&name, second), Was::Entering);
         assert!(matches!(queue.next(&name, third), Next::Enter(_)));

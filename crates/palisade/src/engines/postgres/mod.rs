@@ -1,16 +1,15 @@
 //! `postgres://` — lines in a table of a PostgreSQL database, one statement per verb.
 //!
 //! Everything that decides a line is in its one row, and functions in the database decide it
-//! (`schema.sql`); this module speaks with them. Times are the server's. Invariant: a
-//! request is asked again only when the server said that it was rolled back.
+//! (`schema.sql`); this module calls them. Times are the server's. Invariant: a request is retried
+//! only when the server said that it was rolled back.
 //!
-//! `acquire`, `renew`, `release` and `inspect` are the verbs; they ask through `client`, which
-//! keeps one session (`statements`) per runtime. `connect` makes connections, `pooler` finds out
-//! what stands in between, `local_queue` keeps a crowd of waiters out of the server's line and
-//! `notify` is what the server pushes. `shedlock` is another layout of the table, and `advisory`
-//! another engine that shares connections, errors, findings and schema. `fence` is the fenced
-//! storage beside the locks, `guard` a hold as a condition of the user's own transaction, `queue`
-//! the work queues.
+//! `acquire`, `renew`, `release` and `inspect` are the verbs. They send requests through `client`,
+//! which keeps one session (`statements`) per runtime. `connect` makes connections, `pooler`
+//! detects a pooler in between, `local_queue` keeps a crowd of waiters out of the server's line,
+//! and `notify` handles NOTIFY. `shedlock` is another layout of the table, and `advisory` another
+//! engine that shares connections, errors, findings and schema. `fence` is fenced storage next to
+//! the locks, `guard` a hold as a condition of the user's own transaction, `queue` the work queues.
 
 mod acquire;
 pub mod advisory;

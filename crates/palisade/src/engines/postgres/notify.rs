@@ -1,9 +1,9 @@
-//! What the server pushes to one client, and who waits for it.
+//! NOTIFY: what the server sends to one client, and who waits for it.
 //!
-//! A notification is `g` and a claim, granted with the token behind it or, without one, removed; or
-//! `e` and a claim that an operator takes away. The server tells of a grant when it is committed:
-//! with a token above the line's last, as it was when the claim was seen waiting, it is the grant.
-//! When a connection ends, everyone is woken and looks.
+//! A notification is `g`, a claim, and the token of its grant (without a token the claim was
+//! removed); or `e` and a claim that an operator evicts. A grant is announced when it commits. A
+//! token above the line's last token, as of when the claim was seen waiting, is the token of its
+//! grant. When a connection ends, all waiters wake up and poll.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,17 +16,17 @@ use crate::core::claim::ClaimId;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::engines::kit::push::PushHub;
 
-/// The pause between two tries to listen for alarms while the server is away.
+/// The pause before another attempt to listen for alarms while the server is down.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// Reads a notification: its kind, its claim and what follows.
+/// Parses a notification: its kind, its claim and the rest.
 pub(super) fn parse(text: &str) -> Option<(&str, ClaimId, &str)> {
     let (kind, rest) = text.split_at_checked(1)?;
     let (claim, token) = rest.split_once(' ').unwrap_or((rest, ""));
     Some((kind, claim.replace('-', "").parse().ok()?, token))
 }
 
-/// Hands what a connection is told to `hub`.
+/// Passes the notices of a connection on to `hub`.
 pub(super) fn listener(hub: &Arc<PushHub>) -> Listener {
     let hub = Arc::clone(hub);
     Arc::new(move |notice| match notice {
@@ -42,8 +42,8 @@ pub(super) fn listener(hub: &Arc<PushHub>) -> Listener {
     })
 }
 
-/// What the keeper must hear of at once. Whenever listening begins, everything is looked after:
-/// what was told before was not heard.
+/// The alarms for the keeper. Each time listening begins, all leases are checked, because earlier
+/// notifications were missed.
 pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
     let start = (client.hub.alarms(), client, false);
     stream::unfold(start, |(mut alarms, client, mut listening)| async move {
@@ -58,7 +58,7 @@ pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
             }
             match client.listen().await {
                 Ok(true) => return Some((Alarm::All, (alarms, client, true))),
-                // Without pushes renewals tell, a little later.
+                // Without NOTIFY, renewals find out a little later.
                 Ok(false) => std::future::pending().await,
                 Err(_) => tokio::time::sleep(RETRY).await,
             }

@@ -1,11 +1,10 @@
-//! Whether a pooler stands in between: one that serves many clients with few sessions, so that
-//! nothing of a session (LISTEN, prepared statements, advisory locks, settings) stays where it was
-//! put.
+//! Detects a pooler that shares few server sessions among many clients, so that session state
+//! (LISTEN, prepared statements, advisory locks, settings) does not stay with the client.
 //!
-//! At the start of a connection a server announces the process that serves it (BackendKeyData,
-//! for cancelling), and `pg_backend_pid()` is that process to the end. A pooler has no process to
-//! announce that stays, so it makes a number up. One comparison on one connection tells, whatever
-//! other clients do meanwhile; looking twice for the same backend would only be a matter of luck.
+//! When a connection starts, the server announces the process that serves it (BackendKeyData, for
+//! cancelling), and `pg_backend_pid()` stays that process to the end. A pooler has no fixed process
+//! to announce, so it makes up a number. One comparison on one connection is enough, whatever other
+//! clients do. Comparing the backend of two statements would work only by luck.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -24,17 +23,17 @@ use super::schema::first_cell;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
-/// What stands between us and the server.
+/// What is between the client and the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Between {
-    /// Nothing that matters: a session stays a session.
+    /// Nothing that matters: a session stays with its client.
     Nothing,
-    /// A pooler that takes it apart, or may do so.
+    /// A pooler that shares sessions, or may do so.
     Pooler,
 }
 
 impl Between {
-    /// Takes option `pooler` out; `None` is to find out.
+    /// Takes the option `pooler` out of the URL; `None` means to probe.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for another value.
@@ -52,13 +51,13 @@ impl Between {
     }
 }
 
-/// Session locks can't work where sessions are taken apart.
+/// The error for session locks behind a pooler that shares sessions.
 pub(super) fn no_session_locks(operation: &'static str) -> Error {
-    let message = "a pooler stands in between, and advisory locks belong to sessions; name the server itself, or use postgres://; say pooler=session only if the pooler is in session mode";
+    let message = "there is a pooler in front of the server, and advisory locks belong to sessions; name the server itself, or use postgres://; set pooler=session only if the pooler is in session mode";
     Error::new(ErrorKind::Unsupported, operation, message)
 }
 
-/// Finds out what `client` talks through.
+/// Finds out whether `client` talks through a pooler.
 pub(super) async fn probe(client: &Client) -> Result<Between> {
     let rows = client.simple_query("SELECT pg_backend_pid()").await;
     let rows = rows.map_err(|error| error::failed("connect", &error))?;
@@ -73,13 +72,13 @@ pub(super) async fn probe(client: &Client) -> Result<Between> {
     })
 }
 
-/// The process that was announced at the start of the connection. The client library keeps it for
-/// cancelling alone, so it is read from the request that cancelling would send: length, code,
-/// process and secret, four bytes each.
+/// The process that was announced at the start of the connection. The client library keeps it only
+/// for cancelling, so it is read from the cancel request: length, code, process and secret, four
+/// bytes each.
 pub(super) fn announced(client: &Client) -> Option<i32> {
     let tap = Tap::default();
     let token = client.cancel_token();
-    // Nothing in it waits.
+    // A `Tap` never blocks, so neither does this.
     token
         .cancel_query_raw(tap.clone(), tap.clone())
         .now_or_never()?
@@ -89,7 +88,7 @@ pub(super) fn announced(client: &Client) -> Option<i32> {
     Some(i32::from_be_bytes(*process))
 }
 
-/// Keeps what is written; to whoever asks for TLS it says yes, and adds none.
+/// Records what is written. It accepts a request for TLS, but does not encrypt.
 #[derive(Clone, Default)]
 struct Tap(Arc<Mutex<Vec<u8>>>);
 

@@ -1,8 +1,8 @@
 //! Work queues in the database of the locks: rows of `message`, claimed by `FOR UPDATE SKIP LOCKED`
 //! (`queue.sql`), one statement per verb; and steps of the user's own transaction.
 //!
-//! A consumer that finds nothing says that it sleeps, looks once more, and is notified by the next
-//! push: who does not sleep is not notified, because notifications hold up commits.
+//! A consumer that finds nothing registers as a sleeper, claims once more, and is notified by the
+//! next push. Consumers that are awake are not notified, because notifications delay commits.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -33,11 +33,11 @@ use crate::core::report::Scope;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::engines::kit::push::Bell;
 
-/// The SQLSTATE of a step in the user's transaction whose message is another's by now.
+/// The SQLSTATE of a step in the user's transaction whose message another consumer has by now.
 pub(super) const LOST: &str = "PFQ01";
 
-/// How long it is remembered that a consumer sleeps, before it says so again; the server believes
-/// it for three times as long.
+/// How long a sleeper is registered before it registers again; the server keeps it for three times
+/// as long.
 const ASLEEP: Duration = Duration::from_secs(5);
 
 /// The queues of one namespace.
@@ -46,7 +46,7 @@ pub(super) struct PostgresQueues {
     sleepers: Mutex<HashMap<ClaimId, Asleep>>,
 }
 
-/// What the server knows a sleeper by.
+/// A registered sleeper.
 #[derive(Clone)]
 struct Asleep {
     name: ClaimId,
@@ -99,7 +99,7 @@ impl PostgresQueues {
         Ok(taken)
     }
 
-    /// Says that a sleeper sleeps, unless the server knows; when the next message is due.
+    /// Registers a sleeper, unless it is registered already; returns when the next message is due.
     async fn fall_asleep(
         &self,
         queue: &Name,
@@ -132,7 +132,7 @@ impl PostgresQueues {
         }
     }
 
-    /// Forgets that the server knows of a sleeper.
+    /// Forgets that a sleeper is registered.
     fn rouse(&self, sleeper: ClaimId) {
         if let Some(asleep) = self.sleepers.lock().remove(&sleeper) {
             self.client.hub.forget(asleep.name);
@@ -180,7 +180,7 @@ impl PostgresQueues {
         asked.await
     }
 
-    /// The parameters that name what an operator means.
+    /// The parameters for an operator's selection.
     fn picked(pick: &Pick) -> (&'static str, Option<i64>, Option<&str>) {
         match pick {
             Pick::All => ("all", None, None),
@@ -198,7 +198,7 @@ impl Leasing for PostgresQueues {
             let tickets = leases.iter().filter_map(|lease| lease.ticket.as_ref());
             let receipts: Vec<Receipt> = tickets.filter_map(Receipt::of).collect();
             if receipts.len() != leases.len() {
-                // Such leases were never given out by this store.
+                // This store never issued such leases.
                 return leases.iter().map(|_| Renewal::Lost).collect();
             }
             let numbers: Vec<i64> = receipts.iter().map(|r| signed(r.number)).collect();
@@ -281,11 +281,11 @@ impl QueueStore for PostgresQueues {
                 return Ok(taken);
             }
             let next = match self.fall_asleep(&take.queue, sleeper).await? {
-                // Nothing has changed since it fell asleep, or it would have been woken.
+                // Nothing has changed since it was registered, or it would have been woken.
                 None => return Ok(taken),
                 Some(next) => next,
             };
-            // What was pushed before the server knew.
+            // Claims what was pushed before it was registered.
             let mut taken = self.claim(&take).await?;
             taken.next = taken.next.or(next);
             Ok(taken)
@@ -296,7 +296,7 @@ impl QueueStore for PostgresQueues {
         Box::pin(async move {
             let asleep = self.sleepers.lock().get(&sleeper).cloned();
             let Some(asleep) = asleep else {
-                // Without pushes it looks now and then.
+                // Without NOTIFY it polls.
                 tokio::time::sleep(until.remaining()).await;
                 return Ok(());
             };
@@ -349,7 +349,7 @@ impl QueueStore for PostgresQueues {
                 let Some(report) = reports.last_mut() else {
                     continue;
                 };
-                // None of any state in a queue without messages.
+                // A queue without messages has a row without a state.
                 let count = cell::<i64>(&row, 2)?.unsigned_abs();
                 let oldest = cell::<Option<i64>>(&row, 3)?.map_or(Duration::ZERO, from_micros);
                 report.add(MessageState::of(&cell::<String>(&row, 1)?), count, oldest);
@@ -417,7 +417,7 @@ impl QueueStore for PostgresQueues {
     }
 }
 
-/// Drafts as the arrays of a statement.
+/// Drafts as array parameters.
 struct Columns<'a> {
     namespace: &'a str,
     queue: &'a str,
@@ -454,7 +454,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// What became of drafts with these ids.
+/// The results for drafts with these ids.
 fn pushed(ids: impl Iterator<Item = Option<String>>, rows: &[Row]) -> Result<Vec<Pushed>> {
     ids.zip(rows)
         .map(|(id, row)| {
@@ -490,25 +490,26 @@ fn cell<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, at: usize) -> R
         .map_or_else(|_| error::unreadable("queue"), Ok)
 }
 
-/// A message whose row is locked, by a transaction that is about to end its claim.
+/// The error for a message whose row is locked by a transaction that is about to end its claim.
 fn locked() -> Error {
     let message = "a transaction that has not ended keeps the message locked";
     Error::new(ErrorKind::Unreachable, "renew", message)
 }
 
-/// What messages of `postgres://` can do beside the rest.
+/// Extensions for messages of `postgres://`.
 pub trait PostgresMessage {
     /// Ends the message in `transaction`, in the queue's own database, together with its effect:
-    /// **both happen exactly once or not at all**. If the message was lost to another consumer the
-    /// transaction fails. From here on until its end nobody else can have the message, however
-    /// long that takes.
+    /// **both happen exactly once or not at all**. The transaction fails if the message was lost to
+    /// another consumer. From this call until the transaction ends nobody else can claim the
+    /// message, however long that takes.
     ///
-    /// When the transaction is committed, [`Message::settled`] says so; if it was rolled back, drop
-    /// the message, and it is ready again.
+    /// After a commit, call [`Message::settled`]. After a rollback, drop the message, and it is
+    /// ready again.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when another consumer has had it since; [`ErrorKind::Unsupported`] for a
-    /// message of another engine, and for one with a key above READ COMMITTED; those of the server.
+    /// [`ErrorKind::Lost`] when another consumer has claimed it since; [`ErrorKind::Unsupported`]
+    /// for a message of another engine, and for one with a key above READ COMMITTED; errors of the
+    /// server.
     fn done_in(&self, transaction: &Transaction<'_>) -> impl Future<Output = Result<()>> + Send;
 }
 
@@ -532,9 +533,9 @@ impl PostgresMessage for Message {
     }
 }
 
-/// What queues of `postgres://` can do beside the rest.
+/// Extensions for queues of `postgres://`.
 pub trait PostgresQueue {
-    /// Pushes in `transaction`, in the queue's own database: the message is there when it commits,
+    /// Pushes in `transaction`, in the queue's own database: the message exists once it commits,
     /// and never if it does not.
     ///
     /// # Errors

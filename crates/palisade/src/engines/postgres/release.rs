@@ -1,4 +1,4 @@
-//! Giving a place up, changing it, and taking it away.
+//! `leave`, `amend`, `evict` and `resize`.
 
 use super::client::Client;
 use super::local_queue::Was;
@@ -14,7 +14,7 @@ use crate::core::ticket::Ticket;
 pub(super) async fn leave(client: &Client, mut ticket: Ticket) -> Result<Left> {
     match client.queue.leave(&ticket.name, ticket.claim) {
         Was::Local => return Ok(Left::Done),
-        // Its enter may still be under way.
+        // Its enter may still be in flight.
         Was::Entering => ticket.in_doubt = true,
         Was::Elsewhere => {}
     }

@@ -1,4 +1,4 @@
-//! Renewing many leases with one statement, for both layouts of the table.
+//! Renews many leases with one statement, for both layouts of the table.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::core::engine::Renewal;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
-/// What the functions answer beside a ttl in µs.
+/// What the functions return instead of a ttl in µs.
 const EVICTED: i64 = -1;
 const LOCKED: i64 = -2;
 
-/// Renews leases of palisade's own layout; what waits in the client needs no server.
+/// Renews leases of palisade's own layout. Claims in the local queue need no request.
 pub(super) async fn renew(client: &Client, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     let mut round = Round::new(leases, within);
     round.answer(|ticket| {
@@ -36,13 +36,13 @@ pub(super) async fn renew(client: &Client, leases: &[Lease], within: Duration) -
     round.run(ask).await
 }
 
-/// The claims and tokens of tickets, as parameters.
+/// The claims and tokens of tickets, as statement parameters.
 pub(super) fn incarnations(tickets: &[&Ticket]) -> (Vec<String>, Vec<i64>) {
     let both = |ticket: &&Ticket| (ticket.claim.to_string(), signed(ticket.sequence));
     tickets.iter().map(both).unzip()
 }
 
-/// The tickets of one call, and what is known of each.
+/// The tickets of one call, and what is known about each.
 pub(super) struct Round<'a> {
     tickets: Vec<Option<&'a Ticket>>,
     answers: Vec<Option<Renewal>>,
@@ -52,7 +52,7 @@ pub(super) struct Round<'a> {
 impl<'a> Round<'a> {
     pub(super) fn new(leases: &'a [Lease], within: Duration) -> Self {
         let tickets: Vec<_> = leases.iter().map(|lease| lease.ticket.as_ref()).collect();
-        // All tickets here have their own leases: another kind was never given out.
+        // Every ticket of this engine has a lease of its own, so one without was never issued.
         let lost = |ticket: &Option<&Ticket>| ticket.is_none().then_some(Renewal::Lost);
         Self {
             answers: tickets.iter().map(lost).collect(),
@@ -61,7 +61,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Answers for those of whom `known` knows without the server.
+    /// Answers for the tickets that `known` decides without the server.
     fn answer(&mut self, known: impl Fn(&Ticket) -> Option<Renewal>) {
         for (answer, ticket) in self.answers.iter_mut().zip(&self.tickets) {
             if answer.is_none() {
@@ -70,12 +70,12 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Renews the others. `ask` answers for each ticket with a number, by a time; it waits for
-    /// locked rows so many ms, and with 0 it passes them over.
+    /// Renews the others. `ask` returns a number for each ticket by the given time. It waits for
+    /// locked rows up to the given milliseconds; with 0 it skips them.
     ///
-    /// Every holder first, so that a crowd of waiters can't delay it, then those who wait. Then
-    /// the lines whose row another transaction has locked, one by one, each for its share of the
-    /// time that is left: only they are unknown if it stays locked.
+    /// Holders come first, so that a crowd of waiters can't delay them, then waiters. Last come the
+    /// lines whose row another transaction has locked, one by one, each with its share of the time
+    /// left, so that a row that stays locked leaves only its own line unknown.
     pub(super) async fn run<F>(
         mut self,
         ask: impl Fn(Vec<&'a Ticket>, i32, Instant) -> F,
@@ -100,7 +100,7 @@ impl<'a> Round<'a> {
         }
         for (at, line) in locked.iter().enumerate() {
             let left = self.by.saturating_duration_since(Instant::now());
-            // A little less than its share, for the way there and back.
+            // A bit less than its share, to allow for the round trip.
             let share = left * 3 / 4 / u32::try_from(locked.len() - at).unwrap_or(u32::MAX);
             let patience = i32::try_from(share.as_millis()).unwrap_or(i32::MAX);
             self.ask(line, patience.max(1), &ask).await;
@@ -115,7 +115,7 @@ impl<'a> Round<'a> {
             .collect()
     }
 
-    /// Asks for some, and says whose rows are locked by others.
+    /// Renews some, and returns those whose rows are locked.
     async fn ask<F>(
         &mut self,
         indexes: &[usize],

@@ -1,5 +1,5 @@
-//! The tables and functions: their SQL, what a less privileged user needs, and seeing to it that
-//! they are there in the right version.
+//! The tables and functions: their SQL, the rights that a less privileged user needs, and the check
+//! that they exist in the right version.
 
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -8,18 +8,18 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 use crate::fence::sql::Table;
 
-/// What the tables mean. A client refuses another one than its own.
+/// The meaning of the tables. A client refuses any other version than its own.
 const VERSION: i32 = 3;
 
 /// The revision of `schema.sql`: raise it with every change there. Changes only add, so that
-/// clients of an earlier revision go on working.
+/// clients of an earlier revision keep working.
 const REVISION: i32 = 6;
 
-/// The least revision that locks need. Fenced storage and guards came with 5, queues with 6:
-/// whoever uses them is told by the server that they are missing.
+/// The lowest revision that locks need. Fenced storage and guards came with 5, queues with 6; on an
+/// older schema the server reports them as missing.
 const LEAST: i32 = 4;
 
-/// The versions come last: whoever sees them sees all of the rest.
+/// The versions come last, so that they exist only if everything else does.
 const SQL: &str = concat!(
     include_str!("schema.sql"),
     "\n",
@@ -36,7 +36,7 @@ const SQL: &str = concat!(
     "AS 'SELECT @revision@';\n\nCOMMIT;\n",
 );
 
-/// The schema's name in a database, safe to be put into SQL.
+/// The name of the schema, safe to be put into SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schema(String);
 
@@ -47,7 +47,7 @@ impl Default for Schema {
 }
 
 impl Schema {
-    /// Checks a name.
+    /// Validates a name.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for anything but lower-case letters, digits and `_`.
@@ -61,13 +61,13 @@ impl Schema {
             return Err(Error::new(
                 ErrorKind::Config,
                 "connect",
-                "a schema is named with at most 60 lower-case letters, digits and _, as in palisade",
+                "a schema name has at most 60 lower-case letters, digits and _, as in palisade",
             ));
         }
         Ok(Self(name.to_owned()))
     }
 
-    /// Takes option `schema` out.
+    /// Takes the option `schema` out of the URL.
     pub(super) fn take(url: &mut Url) -> Result<Self> {
         url.take("schema")
             .map_or_else(|| Ok(Self::default()), |name| Self::new(&name))
@@ -77,17 +77,17 @@ impl Schema {
         &self.0
     }
 
-    /// Quoted, as SQL takes it.
+    /// The name, quoted for SQL.
     pub(super) fn quoted(&self) -> String {
         format!("\"{}\"", self.0)
     }
 
-    /// The SQL that makes it, or brings it up to this version.
+    /// The SQL that creates the schema or upgrades it to this version.
     pub fn sql(&self) -> String {
         self.fill(SQL)
     }
 
-    /// The rights that a user needs who does not own it.
+    /// The rights that a user needs who does not own the schema.
     pub fn grants(&self, user: &str) -> String {
         let user = format!("\"{}\"", user.replace('"', "\"\""));
         self.fill(
@@ -106,20 +106,20 @@ impl Schema {
             .replace("@revision@", &REVISION.to_string())
     }
 
-    /// What fences the rows of the store.
+    /// The triggers that fence the rows of the store.
     fn triggers(&self) -> String {
-        // A schema's name is a part of a table's, and so are these.
+        // Can't fail: the schema's name and the columns are valid parts of a table definition.
         Table::new(&format!("{}.fenced", self.0))
             .and_then(|table| table.keyed_by(&["namespace", "resource"]))
             .map_or_else(|_| String::new(), |table| table.postgres())
     }
 
-    /// Sees to it that it is there and fits. Makes it where there is none; one that is there is
-    /// never changed: others use it.
+    /// Makes sure that the schema exists in a version that fits. It is created if it is missing. An
+    /// existing one is never changed, because others use it.
     ///
     /// # Errors
-    /// [`ErrorKind::Denied`] when it is missing and may not be made; [`ErrorKind::Config`] when it does not
-    /// fit.
+    /// [`ErrorKind::Denied`] when it is missing and this user may not create it;
+    /// [`ErrorKind::Config`] when its version does not fit.
     pub(super) async fn ensure(&self, client: &Client) -> Result<()> {
         let misfit = |message| Err(Error::new(ErrorKind::Config, "connect", message));
         let mut version = self.found(client, "version").await?;
@@ -132,7 +132,7 @@ impl Schema {
                 return match self.found(client, "revision").await? {
                     Some(LEAST..) => Ok(()),
                     _ => misfit(
-                        "the schema is of an earlier palisade; let its owner run what `palisade schema postgres` prints, which clients of the earlier one go on using".to_owned(),
+                        "the schema is of an earlier palisade; let its owner run what `palisade schema postgres` prints; clients of the earlier one keep working".to_owned(),
                     ),
                 };
             }
@@ -161,8 +161,9 @@ impl Schema {
         }
     }
 
-    /// Begins the transaction that makes it, alone, and says whether it is still to be made. Of
-    /// many who start at once one makes it: the script locks tables that the others use by then.
+    /// Begins the transaction that creates the schema, alone, and returns whether it is still
+    /// missing. Of many clients that start at once only one creates it, because the script locks
+    /// tables that the others use by then.
     async fn is_ours_to_make(&self, client: &Client) -> Result<bool> {
         let begin = self.fill(
             "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('palisade schema @schema@', 0)); \
@@ -181,7 +182,7 @@ impl Schema {
         Ok(false)
     }
 
-    /// The `what` (version, revision) that is there.
+    /// The installed `what` (version, revision).
     async fn found(&self, client: &Client, what: &str) -> Result<Option<i32>> {
         let asked = format!("SELECT {}.{what}()", self.quoted());
         match client.simple_query(&asked).await {
@@ -194,7 +195,7 @@ impl Schema {
     }
 }
 
-/// The first cell of an answer.
+/// The first cell of a reply.
 pub(super) fn first_cell(rows: &[SimpleQueryMessage]) -> Option<&str> {
     rows.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0),

@@ -1,9 +1,9 @@
-//! `layout=shedlock` — ShedLock's table, by ShedLock's rules, so that its jobs and palisade
-//! exclude each other.
+//! `layout=shedlock`: ShedLock's table, by ShedLock's rules, so that its jobs and palisade exclude
+//! each other.
 //!
-//! One row per name, never removed: held while `lock_until` is ahead of the server's time (UTC,
-//! as ShedLock's `usingDbTime` writes it). There is no line: a busy lock is asked for again. Our
-//! claim, token, ttl and owner are in `locked_by`.
+//! There is one row per name, which is never removed. It is held while `lock_until` is later than
+//! the server's time (UTC, as ShedLock's `usingDbTime` writes it). There is no queue: a waiter
+//! retries a busy lock. Our claim, token, ttl and owner are in `locked_by`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,10 +32,10 @@ use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
-/// The longest name that ShedLock's table takes.
+/// The longest name that fits into ShedLock's table.
 const LONGEST: usize = 64;
 
-/// How often a watch looks whether anything changed.
+/// How often a watch polls.
 const POLL: Duration = Duration::from_millis(200);
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS shedlock (name varchar(64) NOT NULL PRIMARY KEY, \
@@ -61,7 +61,7 @@ impl ShedlockEngine {
 }
 
 impl Table {
-    /// The name in the table.
+    /// The name as it is in the table.
     fn key(&self, name: &str) -> Result<String> {
         let key = match self.client.namespace.as_str() {
             "" => name.to_owned(),
@@ -77,7 +77,7 @@ impl Table {
         Ok(key)
     }
 
-    /// The client, once the table is there.
+    /// The client, after the table was created if it was missing.
     async fn client(&self) -> Result<&Client> {
         let make = || async {
             let session = self.client.session().await?;
@@ -115,7 +115,7 @@ impl Table {
     }
 }
 
-/// Who `locked_by` is: one of ours, or what a ShedLock job calls itself.
+/// The holder in `locked_by`: a claim of ours, or the name of a ShedLock job.
 fn holder(locked_by: &str, left: Duration) -> ClaimReport {
     let mut words = locked_by.splitn(5, ' ');
     let mut word = || words.next().unwrap_or_default();
@@ -175,7 +175,7 @@ impl Engine for ShedlockEngine {
         }
     }
 
-    /// Nobody waits in a line here: a claim holds, or it is gone.
+    /// There is no queue: a claim holds, or it is gone.
     async fn wait(&self, ticket: Ticket, _: BootTime) -> Result<Place> {
         let lines = self.table.survey(&Scope::Line(ticket.name.clone())).await?;
         let mut holders = lines.into_iter().flat_map(|line| line.holders);
@@ -193,7 +193,7 @@ impl Engine for ShedlockEngine {
             let names: Result<Vec<String>> = keys.collect();
             async move {
                 let parameters: Parameters<'_> = &[&names?, &claims, &counts, &patience];
-                // The table is there: what is renewed was entered.
+                // The table exists, because this lease was entered in it.
                 self.table
                     .client
                     .renewals(Verb::ShedRenew, parameters, by)
@@ -225,7 +225,7 @@ impl Engine for ShedlockEngine {
         Ok(Vec::new())
     }
 
-    /// Renewals tell; nothing is pushed.
+    /// Nothing is pushed; renewals find out.
     fn alarms(&self) -> BoxStream<Alarm> {
         stream::pending().boxed()
     }
@@ -268,7 +268,7 @@ impl Engine for ShedlockEngine {
         inspect::check(&self.table.client).await
     }
 
-    /// The row: table and name.
+    /// Identifies the row: table and name.
     fn key(&self, ticket: &Ticket) -> Option<String> {
         let name = self.table.key(ticket.name.as_str()).ok()?;
         Some(format!("shedlock/{name}"))

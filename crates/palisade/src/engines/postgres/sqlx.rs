@@ -1,5 +1,5 @@
-//! For transactions of sqlx: tokens for fenced tables, a hold as a condition, and locks that last as
-//! long as a transaction. The same as their namesakes for tokio-postgres.
+//! For transactions of sqlx: tokens for fenced tables, a hold as a condition, and locks that last
+//! as long as a transaction. They do the same as their namesakes for tokio-postgres.
 
 use ::sqlx::{Error as SqlxError, Postgres, Transaction};
 
@@ -65,7 +65,7 @@ pub async fn lock_in_transaction(
     asked.await.map(drop).map_err(|e| failed("lock", e))
 }
 
-/// The text of the server stays out: it may hold names or values.
+/// The server's message is left out, because it may contain names or values.
 fn failed(operation: &'static str, error: SqlxError) -> Error {
     let code = error.as_database_error().and_then(|error| error.code());
     match code {

@@ -1,8 +1,8 @@
-//! The statements of the lease table, and one connection that knows them.
+//! The statements of the lease table, and a connection that prepares them.
 //!
-//! Statements are prepared once per connection. Behind a transaction pooler they are sent
-//! unnamed, with their types, which takes one round trip as well: a named one would be known to
-//! another server connection only.
+//! Statements are prepared once per connection. Behind a transaction pooler they are sent unnamed
+//! with their types, which also takes one round trip; a named one would exist on one server
+//! connection only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::pooler::Between;
 /// The parameters of a statement.
 pub(super) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
-/// The statements of one connection, prepared when they are first used.
+/// The statements of one connection, prepared on first use.
 pub(super) struct Prepared<const N: usize>([OnceCell<Statement>; N]);
 
 impl<const N: usize> Default for Prepared<N> {
@@ -27,7 +27,7 @@ impl<const N: usize> Default for Prepared<N> {
 }
 
 impl<const N: usize> Prepared<N> {
-    /// Asks for statement `at`, in one round trip once it is known; `text` is its SQL and types.
+    /// Runs statement `at`, in one round trip once it is prepared; `text` is its SQL and its types.
     pub(super) async fn query<S: AsRef<str>, T: AsRef<[Type]>>(
         &self,
         client: &Client,
@@ -44,7 +44,7 @@ impl<const N: usize> Prepared<N> {
     }
 }
 
-/// What the engine asks of the server.
+/// The requests of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Enter,
@@ -86,7 +86,7 @@ pub(super) enum Verb {
 
 const VERBS: usize = Verb::QueueDiscard as usize + 1;
 
-/// The columns of a survey; `@which@` chooses the lines.
+/// The columns of a survey; `@which@` selects the lines.
 const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, s.capacity, \
      s.sequence, (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint, \
      s.evicted, s.owner, s.value \
@@ -95,11 +95,11 @@ const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, 
      WHERE l.namespace = $1 AND @which@ AND s.expires > clock_timestamp() \
      ORDER BY l.name COLLATE \"C\", s.place";
 
-/// Changes with every row that is written.
+/// A fingerprint that changes with every row that is written.
 const PRINT: &str = "SELECT count(*), coalesce(sum(hashtextextended(xmin::text || l.name, 0)\
      ::numeric), 0)::text FROM @schema@.line l WHERE l.namespace = $1 AND @which@";
 
-/// Lines whose name is like `$2`; see [`like`].
+/// Lines whose name matches the pattern `$2`; see [`like`].
 const BY_PREFIX: &str = "l.name LIKE $2";
 const BY_NAME: &str = "l.name = $2";
 
@@ -114,8 +114,8 @@ const SHED_REMOVE: &str = "UPDATE shedlock SET lock_until = timezone('utc', cloc
      WHERE name = $1 AND (locked_by = $2 OR split_part(locked_by, ' ', 2) = $2) \
      AND lock_until > timezone('utc', clock_timestamp()) RETURNING 1";
 
-/// Writes to a fenced row, or makes it; the triggers judge the token. With `$5` each token writes
-/// once. `durable()` counts for the whole statement.
+/// Writes to a fenced row, or inserts it; the triggers check the token. With `$5` each token may
+/// write only once. `durable()` applies to the whole statement.
 const FENCE_WRITE: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, data, fence) \
      SELECT $1, $2, $3, $4 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
      DO UPDATE SET data = excluded.data, fence = $4 \
@@ -126,18 +126,18 @@ const FENCE_ACCEPT: &str = "INSERT INTO @schema@.fenced AS f (namespace, resourc
 const FENCE_READ: &str = "SELECT fence_token, CASE WHEN $3 THEN data END FROM @schema@.fenced \
      WHERE namespace = $1 AND resource = $2";
 
-/// Where a message stands, as [`MessageState::code`](crate::core::queue::MessageState::code) says it.
+/// The state of a message, as in [`MessageState::code`](crate::core::queue::MessageState::code).
 const MESSAGE_STATE: &str = "CASE WHEN m.dead THEN 'dead' WHEN m.behind THEN 'blocked' \
      WHEN m.due <= clock_timestamp() THEN 'ready' WHEN m.token > 0 THEN 'claimed' \
      ELSE 'delayed' END";
 
-/// The states of the messages of queues; `@which@` chooses the queues.
+/// How many messages of each queue are in each state; `@which@` selects the queues.
 const QUEUE_SURVEY: &str = "SELECT l.name, @state@ AS state, count(m.number), \
      (extract(epoch FROM clock_timestamp() - min(m.due) FILTER (WHERE m.due < 'infinity')) \
      * 1000000)::bigint FROM @schema@.queue l LEFT JOIN @schema@.message m ON m.queue = l.id \
      WHERE l.namespace = $1 AND @which@ GROUP BY l.name, state ORDER BY l.name COLLATE \"C\"";
 
-/// The first messages of a queue, or one; `@which@` chooses them.
+/// The first messages of a queue, or one message; `@which@` selects them.
 const QUEUE_LIST: &str = "SELECT m.number, m.id, m.key, @state@, m.attempts, \
      (extract(epoch FROM m.pushed) * 1000)::bigint, \
      CASE WHEN m.due < 'infinity' AND m.due > clock_timestamp() \
@@ -146,8 +146,9 @@ const QUEUE_LIST: &str = "SELECT m.number, m.id, m.key, @state@, m.attempts, \
      FROM @schema@.message m JOIN @schema@.queue q ON q.id = m.queue \
      WHERE q.namespace = $1 AND q.name = $2 AND @which@ ORDER BY m.number LIMIT @limit@";
 
-/// A pattern for the names that begin with `prefix`. With the pattern known when the statement is
-/// planned, the server reads the part of an index that fits, whatever the database's collation.
+/// A LIKE pattern for names that begin with `prefix`. If the pattern is known when the statement is
+/// planned, the server scans only the matching part of the index, whatever the database's
+/// collation.
 pub(super) fn like(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
     for c in prefix.chars() {
@@ -161,7 +162,7 @@ pub(super) fn like(prefix: &str) -> String {
 }
 
 impl Verb {
-    /// The SQL, with blanks for the schema and the patience, and the types of its parameters.
+    /// The SQL, with blanks for the schema and the lock timeout, and the types of its parameters.
     fn parts(self) -> (String, &'static [Type]) {
         const T: Type = Type::TEXT;
         const TS: Type = Type::TEXT_ARRAY;
@@ -171,12 +172,12 @@ impl Verb {
         const B: Type = Type::BOOL;
         let survey = |which| SURVEY.replace("@which@", which);
         let print = |which| PRINT.replace("@which@", which);
-        // A statement of ours waits for no row longer than we do. Said in the statement and for
-        // it alone: behind a pooler others use the same session.
+        // A statement waits for a row no longer than the client does. `lock_timeout` is set in the
+        // statement and for it alone, because behind a pooler others share the session.
         let call = |function: &str| {
             format!("SELECT set_config('lock_timeout', '@patience@', true), @schema@.{function}")
         };
-        // A function that answers with rows, in the same way.
+        // The same for a function that returns rows.
         let rows = |function: &str| {
             format!(
                 "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '@patience@', true)) \
@@ -263,14 +264,14 @@ impl Verb {
     }
 }
 
-/// What is filled into the statements of one engine.
+/// The values for the blanks in the statements of one engine.
 pub(super) struct Blanks {
     schema: String,
     patience: String,
 }
 
 impl Blanks {
-    /// Statements wait for a row for three quarters of `timeout`.
+    /// A statement waits for a row for up to three quarters of `timeout`.
     pub(super) fn new(schema: String, timeout: Duration) -> Self {
         let patience = (timeout.as_millis() * 3 / 4).clamp(10, 60_000).to_string();
         Self { schema, patience }
@@ -283,7 +284,7 @@ impl Blanks {
     }
 }
 
-/// One connection.
+/// One connection and its prepared statements.
 pub(super) struct Session {
     pub(super) connection: Connection,
     blanks: Arc<Blanks>,
@@ -305,7 +306,7 @@ impl Session {
         &self.connection.client
     }
 
-    /// Asks, in one round trip once the statement is known.
+    /// Runs a verb, in one round trip once it is prepared.
     pub(super) async fn ask(
         &self,
         verb: Verb,
@@ -330,7 +331,7 @@ impl Session {
         self.prepared.query(client, at, text, parameters).await
     }
 
-    /// Listens on `channel`, from the first call on.
+    /// Runs LISTEN on `channel`, once.
     pub(super) async fn listen(&self, channel: &str) -> Result<(), Error> {
         let sql = format!("LISTEN {channel}");
         let listen = || self.client().batch_execute(&sql);

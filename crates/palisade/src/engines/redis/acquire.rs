@@ -1,4 +1,4 @@
-//! Taking a place, and waiting in it.
+//! `enter` and `wait`: a claim takes its place in the line, and waits there for its grant.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
 use crate::engines::kit::Link;
 
-/// The key lasts this many milliseconds longer than the lease: the server counts in whole ones, and
-/// the key must not end first.
+/// The key outlives the lease by this many milliseconds: the server counts whole milliseconds, and
+/// the key must not expire before the lease does.
 const ROUNDING: u64 = 2;
 
-/// Weight and capacity as the scripts count: the whole line is 0 of 0.
+/// Weight and capacity as the scripts encode them: 0 of 0 is the whole line.
 pub(in crate::engines) fn numbers(ask: Ask) -> (u32, u32) {
     match ask {
         Ask::Whole => (0, 0),
@@ -29,20 +29,20 @@ pub(in crate::engines) fn numbers(ask: Ask) -> (u32, u32) {
     }
 }
 
-/// Where a claim stands, as a script answers.
+/// A claim's place, parsed from a script's reply.
 struct Standing {
     place: Place,
-    /// What is left of its lease.
+    /// The time left on its lease.
     left: Duration,
-    /// When it should look again.
+    /// How long the claim may wait before it polls again.
     due: Duration,
-    /// The token of its grant, or while it waits the last one of the line.
+    /// The token of its grant; while it waits, the last token of the line.
     token: u64,
 }
 
 impl Standing {
-    /// Reads `PLACE TOKEN LEFT LOOK-AGAIN-IN`, times in microseconds, or `held TOKEN` of a claim
-    /// that has just been granted all of `ttl`.
+    /// Parses `PLACE TOKEN LEFT LOOK-AGAIN-IN`, times in microseconds, or `held TOKEN` for a claim
+    /// that was granted just now, with all of `ttl` left.
     fn read(operation: &'static str, answer: &str, ttl: Duration) -> Result<Self> {
         let mut words = answer.split(' ');
         let word = words.next().unwrap_or_default();
@@ -72,7 +72,8 @@ impl Client {
     pub(in crate::engines) async fn enter(&self, claim: &Claim) -> Result<Entered> {
         let keys = self.keys.line(&claim.name)?;
         let mut link = self.link_to(&keys).await?;
-        // Before the claim is in the line: the push that grants it must find the bell.
+        // The bell is registered before the claim enters the line, so that the push with its grant
+        // finds it.
         let mut bell = None;
         if claim.queue {
             self.hear(&link).await?;
@@ -117,7 +118,7 @@ impl Client {
             && self.replicas > 0
             && let Err(error) = self.replicated("enter", &link).await
         {
-            // Nobody may hold what a failover would forget.
+            // A failover could forget this grant, so the claim must not hold.
             self.leave(&ticket).await.map_err(Error::maybe_applied)?;
             return Err(error);
         }
@@ -145,7 +146,7 @@ impl Client {
                     () = sync::sleep_until(look_at) => {}
                 }
             }
-            // With replicas a grant counts once they have it, which a look asks for.
+            // With replicas, a grant counts only once they have it, and `look` waits for that.
             if let Some(sequence) = bell.granted().filter(|_| self.replicas == 0) {
                 self.hub.forget(ticket.claim);
                 return Ok(Place::Held { sequence });
@@ -185,11 +186,11 @@ impl Client {
         if error.kind() == ErrorKind::Unreachable {
             self.servers.broken(link).await;
         }
-        // Nothing was asked for yet.
+        // The error is rebuilt as not applied: the claim has not been sent yet.
         Err(Error::new(error.kind(), "subscribe", error.message()))
     }
 
-    /// Where a claim stands; `None` when it is not in the line.
+    /// The claim's place; `None` when it is not in the line.
     async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
         let mut link = self.link_to(keys).await?;
         let answer = self.run_for(&mut link, Script::Look, keys, ticket.claim, |_| ());

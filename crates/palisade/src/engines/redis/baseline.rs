@@ -1,4 +1,4 @@
-//! The raw operations that `bench` compares with: what a client would do by hand.
+//! The raw operations that `bench` compares with: what a hand-written client would send.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::PerRuntime;
 
-/// The release script that every tool has.
+/// The usual compare-and-delete release script.
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
 
-/// Long enough that no cycle ends by it.
+/// Long enough that no key expires during a cycle.
 const TTL_MS: u32 = 30_000;
 
 pub(in crate::engines) struct RedisBaseline {
     links: Arc<PerRuntime<(MultiplexedConnection, String)>>,
     server: Server,
-    /// Connections that wait for nothing: a BLPOP blocks its own.
+    /// Idle connections for BLPOP, which blocks the connection that it runs on.
     idle: Arc<Mutex<Vec<MultiplexedConnection>>>,
 }
 
@@ -60,7 +60,7 @@ async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Va
 }
 
 impl RedisBaseline {
-    /// Sets `key`, which is free, to `id`.
+    /// Sets `key` to `id`; an error if the key exists.
     pub(in crate::engines) async fn set(&self, key: &str, id: &str) -> Result<()> {
         let (mut connection, _) = self.links.get().await?.connection;
         let mut set = redis::cmd("SET");
@@ -72,7 +72,7 @@ impl RedisBaseline {
         Ok(())
     }
 
-    /// Deletes `key` if it is `id`.
+    /// Deletes `key` if its value is `id`.
     pub(in crate::engines) async fn release(&self, key: &str, id: &str) -> Result<()> {
         let (mut connection, hash) = self.links.get().await?.connection;
         let mut release = redis::cmd("EVALSHA");

@@ -1,4 +1,4 @@
-//! `check`: what about this server could break exclusion, tokens or wake-ups.
+//! `check`: findings about a server that could break exclusion, tokens or wake-ups.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use crate::core::error::Result;
 use crate::core::report::{Checkup, Finding, Severity};
 use crate::engines::kit::{Host, Link, clock_off, plain_text, timed};
 
-/// The oldest version that has all the commands in use.
+/// The oldest version that has every command that the engine uses.
 const OLDEST: (u32, u32) = (6, 2);
 
 fn finding(severity: Severity, code: &'static str, message: &str, remedy: &str) -> Finding {
@@ -127,12 +127,12 @@ impl Client {
             .collect())
     }
 
-    /// Warns of a restart that forgets who holds.
+    /// Warns if a restart of the server forgets who holds.
     async fn persistence(&self, link: &Link<Connection>, aof: bool) -> Result<Option<Finding>> {
         let mut get = redis::cmd("CONFIG");
         get.arg("GET").arg("save");
         let save: RedisResult<HashMap<String, String>> = self.ask("check", link, &get).await?;
-        // Hosted servers don't tell; then nothing is claimed.
+        // Hosted servers often refuse CONFIG; then snapshots are assumed.
         let snapshots = save.map_or(true, |save| save.values().any(|save| !save.is_empty()));
         let found = match (aof, snapshots) {
             (true, _) => return Ok(None),
@@ -152,7 +152,7 @@ impl Client {
         Ok(Some(found))
     }
 
-    /// Warns of a user who can't be woken.
+    /// Warns if this user may not publish wake-ups.
     async fn channels(&self, link: &Link<Connection>) -> Result<Option<Finding>> {
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(wake_channel(&self.hub)).arg("");
@@ -162,14 +162,15 @@ impl Client {
             finding(
                 Severity::Warning,
                 "no_channels",
-                "this user may not use the channels palisade:*, so that waiters are not woken but look now and then",
+                "this user may not use the channels palisade:*, so waiters are not woken and have to poll",
                 "give the user the rights &palisade:* +publish +subscribe",
             )
         }))
     }
 }
 
-/// How far a server's clock is ahead of ours, in microseconds, as of the middle of a request.
+/// How far a server's clock is ahead of ours, in microseconds, measured at the middle of the
+/// request.
 async fn clock_ahead(connection: &mut MultiplexedConnection) -> RedisResult<i64> {
     let began = BootTime::now();
     let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(connection).await?;
@@ -180,10 +181,10 @@ async fn clock_ahead(connection: &mut MultiplexedConnection) -> RedisResult<i64>
     Ok(seconds * 1_000_000 + micros - (here - took.as_micros() as i64 / 2))
 }
 
-/// Clocks of servers that are further apart than this make tokens or leases of one of them unsafe.
+/// With clocks further apart than this, tokens or leases are unsafe.
 const APART: Duration = Duration::from_secs(1);
 
-/// Warns of servers whose clocks differ: a lock that goes from one to another meets both.
+/// Warns if the servers' clocks differ: a lock that moves between servers depends on both.
 pub(in crate::engines) fn clocks_apart(ahead_us: &[i64]) -> Option<Finding> {
     let (least, most) = (ahead_us.iter().min()?, ahead_us.iter().max()?);
     let apart = Duration::from_micros((most - least).unsigned_abs());
@@ -198,7 +199,8 @@ pub(in crate::engines) fn clocks_apart(ahead_us: &[i64]) -> Option<Finding> {
     })
 }
 
-/// The findings of several servers, each with its host; `None` is one that does not answer.
+/// The findings of several servers, each prefixed with its host; `None` is a server that did not
+/// answer.
 pub(in crate::engines) fn merged(
     servers: impl Iterator<Item = (Host, Option<Checkup>)>,
 ) -> Checkup {
@@ -222,7 +224,7 @@ pub(in crate::engines) fn merged(
         whole.findings.extend(findings);
     }
     whole.findings.extend(clocks_apart(&ahead));
-    // The clock that most are near.
+    // The median, so that one wrong clock does not count.
     ahead.sort_unstable();
     whole.clock_ahead_us = ahead.get(ahead.len() / 2).copied();
     whole

@@ -1,8 +1,8 @@
-//! `Client`: what the verbs share, the scripts, and the one way in which a request is made.
+//! `Client`: what the verbs share, the Lua scripts, and the single code path for requests.
 //!
-//! A request is made once, and is about one line. Requests of many tasks share a connection and
-//! don't wait for each other's answers. Only what the server says it did not run (an unknown
-//! script) is asked again; everything else is the caller's to decide.
+//! A request is about one line and is sent once. Many tasks share a connection, and their requests
+//! are pipelined. The client retries only what the server says it did not run: an unknown script,
+//! or a redirect of a Cluster. Whether to retry anything else is up to the caller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, timed};
 
-/// A script, one per verb: which of [`SOURCES`] it is.
+/// A script, one per verb; its index in [`SOURCES`], then in [`WORK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engines) enum Script {
     Enter,
@@ -50,8 +50,8 @@ macro_rules! source {
     };
 }
 
-/// In the order of [`Script`]. What all share stands before each verb; before that, for what is asked
-/// for most, the simple case (see docs/benchmarks.md).
+/// In the order of [`Script`]. Each source is the shared code, then the verb. The most frequent
+/// verbs have a fast path for the simple case in front (see docs/benchmarks.md).
 pub(in crate::engines) const SOURCES: [&str; 12] = [
     source!("enter_free", "line", "enter"),
     source!("line", "look"),
@@ -67,11 +67,11 @@ pub(in crate::engines) const SOURCES: [&str; 12] = [
     source!("line", "raise"),
 ];
 
-/// How many of them a server by itself is asked for; the others are for one of several.
+/// How many of [`SOURCES`] a single server needs; the rest are for the servers of `redlock:`.
 pub(in crate::engines) const OF_ONE_SERVER: usize = 9;
 
-/// Those of work queues, in the order of [`Script`] behind the others. They are loaded when a
-/// queue is first used.
+/// The scripts of work queues, in the order of [`Script`], after [`SOURCES`]. They are loaded when
+/// a queue is first used.
 pub(in crate::engines) const WORK: [&str; 7] = [
     source!("work", "work_push"),
     source!("work", "work_claim"),
@@ -82,14 +82,14 @@ pub(in crate::engines) const WORK: [&str; 7] = [
     source!("work", "work_operate"),
 ];
 
-/// What stands before and behind the code of an effect that is one step with the end of a claim.
+/// The code before and after a user's effect, which runs atomically with the end of its claim.
 pub(super) const EFFECT: (&str, &str) = (
     source!("work", "work_effect"),
     include_str!("lua/work_effect_end.lua"),
 );
 
 impl Script {
-    /// What errors call it.
+    /// The operation that errors name.
     pub(in crate::engines) const fn operation(self) -> &'static str {
         match self {
             Self::Enter => "enter",
@@ -131,12 +131,12 @@ pub(in crate::engines) struct Client {
 }
 
 impl Client {
-    /// A connection to the server that has the line.
+    /// A connection to the server that owns the line.
     pub(in crate::engines) async fn link_to(&self, line: &LineKeys) -> Result<Link<Connection>> {
         self.servers.link(Some(line)).await
     }
 
-    /// Makes one request, bounded in time.
+    /// Sends one request, with a timeout.
     pub(in crate::engines) async fn ask<T: FromRedisValue>(
         &self,
         operation: &'static str,
@@ -148,7 +148,7 @@ impl Client {
         self.answered(operation, link, answer).await
     }
 
-    /// The same for a slot that is being moved to this server.
+    /// As [`Client::ask`], for a slot that is being migrated to this server.
     async fn ask_moving<T: FromRedisValue>(
         &self,
         operation: &'static str,
@@ -156,7 +156,7 @@ impl Client {
         command: &Cmd,
     ) -> Result<RedisResult<T>> {
         let mut connection = link.connection.multiplexed.clone();
-        // Nothing may come between the two.
+        // `ASKING` applies only to the next command on the connection, so both go in one pipeline.
         let mut both = redis::pipe();
         both.ignore_errors()
             .cmd("ASKING")
@@ -183,24 +183,23 @@ impl Client {
                 }
                 if !self.servers.counts(link) {
                     self.servers.broken(link).await;
-                    let message =
-                        "the master was switched, and the old one's answer does not count";
+                    let message = "the master was switched, so the old one's reply does not count";
                     let error = Error::new(ErrorKind::Unreachable, operation, message);
                     return Err(error.maybe_applied());
                 }
                 Ok(answer)
             }
             Err(late) => {
-                // Replies are told apart by their order alone: on a connection that lost one,
-                // every later reply would be taken for another's.
+                // Replies are matched to requests by order alone. On a connection that lost one,
+                // every later reply would go to the wrong request.
                 self.servers.broken(link).await;
                 Err(late)
             }
         }
     }
 
-    /// Runs a script on a line. Where the line has moved, `link` is the connection to its server
-    /// afterwards.
+    /// Runs a script on a line. If the line has moved to another server, `link` is the connection
+    /// to that one afterwards.
     pub(in crate::engines) async fn run<T: FromRedisValue>(
         &self,
         link: &mut Link<Connection>,
@@ -254,7 +253,8 @@ impl Client {
         }
     }
 
-    /// Runs a script whose answer begins with the id of its claim; what follows it.
+    /// Runs a script whose reply begins with the id of its claim, and returns the rest of the
+    /// reply.
     pub(in crate::engines) async fn run_for(
         &self,
         link: &mut Link<Connection>,
@@ -279,21 +279,21 @@ impl Client {
         }
     }
 
-    /// An answer was for another request: the connection has lost a reply.
+    /// The error for a reply that belongs to another request: the connection has lost a reply.
     pub(in crate::engines) async fn misled(
         &self,
         operation: &'static str,
         link: &Link<Connection>,
     ) -> Error {
         self.servers.broken(link).await;
-        let message = "an answer for another request came";
+        let message = "received the reply to another request";
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     }
 
-    /// Waits until enough replicas have what was written on this connection.
+    /// Waits until enough replicas have acknowledged what was written on this connection.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when they have not, in half the time that a request may take.
+    /// [`ErrorKind::Unreachable`] if they have not within half of the request timeout.
     pub(in crate::engines) async fn replicated(
         &self,
         operation: &'static str,
@@ -310,7 +310,7 @@ impl Client {
         match have {
             Ok(have) if have >= wanted => Ok(()),
             Ok(have) => {
-                let message = format!("only {have} of {wanted} replicas have it");
+                let message = format!("only {have} of {wanted} replicas have acknowledged it");
                 Err(Error::new(ErrorKind::Unreachable, operation, message).maybe_applied())
             }
             Err(error) => Err(fault(operation, &error).maybe_applied()),
@@ -318,19 +318,19 @@ impl Client {
     }
 }
 
-/// What follows `id` in an answer, if the answer is for it.
+/// The rest of a reply after `id`, if the reply begins with it.
 pub(in crate::engines) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
     let (whom, rest) = answer.split_once(' ')?;
     (whom.parse() == Ok(id)).then_some(rest)
 }
 
-/// An answer that nobody could have given.
+/// The error for a reply that can't be parsed.
 pub(in crate::engines) fn nonsense(operation: &'static str) -> Error {
     let message = "unexpected reply from the server";
     Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
 }
 
-/// The answer of a script that is not as it should be.
+/// The error for a script's reply of the wrong shape.
 pub(in crate::engines) fn garbled(operation: &'static str, answer: &Value) -> Error {
     let kind = match answer {
         Value::Array(items) => format!("a list of {}", items.len()),

@@ -1,8 +1,8 @@
-//! `Cluster`: the masters of a Redis Cluster, and which slots each has.
+//! `Cluster`: the masters of a Redis Cluster, and the slots that each one owns.
 //!
-//! Every line is in one slot and every call about one line, so that a call is a call to one server.
-//! The map of slots is read from any of them and is only a hint: a server that no longer has a slot
-//! says who does, and has done nothing.
+//! A line is in one slot and a call is about one line, so each call goes to one server. Any server
+//! can be asked for the slot map. The map is only a hint: a server that no longer owns a slot
+//! redirects the call without having executed it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime, timed};
 
-/// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
 
-/// The map is not read again within this time: many calls find at once that it is old.
+/// A map younger than this is not read again: many calls find out at the same time that it is
+/// stale.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// How often a call is sent elsewhere.
+/// How many redirects one call follows.
 pub(super) const REDIRECTS: u32 = 8;
 
-/// How long a call waits when the keys of its line are on both sides of a move.
+/// The pause before a retry while the keys of a line are on both sides of a migration (TRYAGAIN).
 pub(super) const MOVING: Duration = Duration::from_millis(20);
 
 type Links = Arc<PerRuntime<Connection>>;
@@ -47,7 +47,7 @@ pub(in crate::engines) struct Cluster {
     reading: AsyncMutex<()>,
 }
 
-/// Who has which slots, from the first to the last; later entries are newer.
+/// Slot ranges and their owners, first and last slot inclusive; later entries are newer.
 #[derive(Default)]
 struct Map {
     ranges: Vec<(u16, u16, Host)>,
@@ -75,13 +75,13 @@ impl Map {
     }
 }
 
-/// Where a call that was not done is to be made.
+/// Where to send a call that a server refused without executing it.
 pub(super) enum Redirect {
-    /// There from now on.
+    /// MOVED: to this server from now on.
     Moved(Link<Connection>),
-    /// There, this time only.
+    /// ASK: to this server, for this call only.
     Ask(Link<Connection>),
-    /// Here again, in a moment.
+    /// TRYAGAIN: to the same server, after [`MOVING`].
     Again,
 }
 
@@ -127,7 +127,7 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// A connection to the server that has the line, or to any.
+    /// A connection to the server that owns the line's slot, or to any server.
     pub(super) async fn link(&self, line: Option<&LineKeys>) -> Result<Link<Connection>> {
         if self.map.lock().read.is_none() {
             self.read_map().await?;
@@ -139,13 +139,13 @@ impl Cluster {
         let owner = || {
             let owner = self.map.lock().of(slot);
             owner.ok_or_else(|| {
-                let message = "no server has the slot of this name now; is the cluster complete?";
+                let message = "no server owns the slot of this name; is the cluster complete?";
                 Error::new(ErrorKind::Unreachable, "connect", message)
             })
         };
         let host = owner()?;
         match live(&self.node(&host)).await {
-            // A replica may have taken its place.
+            // A replica may have been promoted in its place.
             Err(error) if error.is_transient() => {
                 self.read_map().await?;
                 let now = owner()?;
@@ -208,8 +208,7 @@ impl Cluster {
         }
     }
 
-    /// Where a call belongs that a server has refused without doing anything; `None` for other
-    /// errors.
+    /// Where to send a call that a server refused without executing it; `None` for other errors.
     ///
     /// # Errors
     /// When the other server can't be reached.
@@ -228,12 +227,12 @@ impl Cluster {
             return Ok(Some(Redirect::Ask(link)));
         }
         self.map.lock().ranges.push((slot, slot, host));
-        // More than one slot has moved, most of the time.
+        // Usually more than one slot has moved.
         let _ = self.read_map().await;
         Ok(Some(Redirect::Moved(link)))
     }
 
-    /// Reads the map of slots from the first server that answers.
+    /// Reads the slot map from the first server that answers.
     async fn read_map(&self) -> Result<()> {
         let _turn = self.reading.lock().await;
         let now = BootTime::now();
@@ -307,7 +306,7 @@ impl Cluster {
     }
 }
 
-/// Reads what `CLUSTER SLOTS` answers; a server without a name of its own is the one asked.
+/// Parses the reply to `CLUSTER SLOTS`. A server without a host name is the one that was asked.
 fn read_slots(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
     let Value::Array(ranges) = answer else {
         return None;
@@ -338,7 +337,7 @@ fn read_slots(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
     ranges.iter().map(range).collect()
 }
 
-/// Reads `host:port`, where a host may have colons itself.
+/// Parses `host:port`; the host may be an IPv6 address.
 fn parse(address: &str) -> Option<Host> {
     let (name, port) = address.rsplit_once(':')?;
     let name = name.trim_matches(['[', ']']).to_owned();
@@ -346,7 +345,7 @@ fn parse(address: &str) -> Option<Host> {
     (!name.is_empty()).then_some(Host { name, port })
 }
 
-/// The slot of a key: the checksum of its tag, or of all of it.
+/// The slot of a key: the checksum of its hash tag, or of the whole key.
 fn slot(key: &str) -> u16 {
     let inside = key
         .split_once('{')
@@ -355,7 +354,7 @@ fn slot(key: &str) -> u16 {
         Some((tag, _)) if !tag.is_empty() => tag,
         _ => key,
     };
-    // CRC16, as XMODEM has it.
+    // CRC16/XMODEM.
     let checksum = hashed.bytes().fold(0u16, |crc, byte| {
         let mixed = crc ^ (u16::from(byte) << 8);
         (0..8).fold(mixed, |crc, _| match crc & 0x8000 {

@@ -1,8 +1,9 @@
-//! `Connection`: one connection to the server, with its scripts loaded; `Server`: how to make them.
+//! `Connection`: one connection to a server, with its scripts loaded. `Server`: how to connect.
 //!
-//! RESP3, so that pushes come on the connection that asks. TCP and TLS are ours, so that what
-//! fails can be told apart, and secrets and certificates are read for each connection. The
-//! library's own timeouts are off: connecting is bounded by `PerRuntime`, each request by the caller.
+//! The connection uses RESP3, so pushes arrive on the connection that sends requests. TCP and TLS
+//! are set up here and not by the library, so that errors name the step that failed, and so that
+//! secrets and certificates are read afresh for each connection. The library's own timeouts are
+//! off: `PerRuntime` bounds connecting, and the caller bounds each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,11 +25,10 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
 
-/// A server that reads TLS as a line of text waits for its end: after this part of the time for
-/// connecting it is asked in plain text.
+/// A plain-text server takes the TLS hello for an unfinished command and waits for the rest. After
+/// this fraction of the connect timeout, a plain `PING` tells whether it is one.
 const HANDSHAKE: (u32, u32) = (2, 3);
 
-/// How to reach the server.
 #[derive(Clone)]
 pub(in crate::engines) struct Server {
     pub(in crate::engines) host: Host,
@@ -39,13 +39,13 @@ pub(in crate::engines) struct Server {
 }
 
 impl Server {
-    /// A bare connection whose pushes go to `hear`, and the task that drives it.
+    /// A connection whose pushes go to `hear`, and the handle of the task that drives it.
     pub(in crate::engines) async fn connect(
         &self,
         hear: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<(MultiplexedConnection, AbortHandle)> {
         let host = &self.host;
-        // Read for each connection: they are rotated.
+        // Both may have been rotated since the last connection.
         let login = self.login.fresh()?;
         let tls = self.tls.as_ref().map(Tls::fresh).transpose()?;
         let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
@@ -79,7 +79,7 @@ impl Server {
         })
     }
 
-    /// Logs in.
+    /// Logs in over an open stream.
     async fn greet<S>(
         &self,
         stream: S,
@@ -94,8 +94,8 @@ impl Server {
             .set_lib_name("palisade", env!("CARGO_PKG_VERSION"))
             .set_db(i64::from(self.db));
         if let Some(name) = &login.user {
-            // Without a password the library would log in as somebody else. A user that needs
-            // none takes any.
+            // Without a password the library would log in as the default user. A `nopass` user
+            // accepts any.
             user = user.set_username(name).set_password("");
         }
         if let Some(password) = &login.password {
@@ -114,7 +114,7 @@ impl Server {
         Ok((connection, tokio::spawn(driver).abort_handle()))
     }
 
-    /// Why a server did not answer to TLS.
+    /// Explains why a TLS handshake timed out.
     async fn no_handshake(&self, waited: Duration) -> Error {
         let host = &self.host;
         let plain = async {
@@ -142,23 +142,23 @@ impl Server {
     }
 }
 
-/// Told the key of a line when a message says that it has become free.
+/// Called with the key of a line when a message says that the line is free.
 pub(in crate::engines) type Freed = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// What the server of a connection is to its client.
+/// The role of a connection's server.
 #[derive(Clone)]
 pub(in crate::engines) enum Role {
-    /// A server by itself.
+    /// A single server.
     Alone,
-    /// The one that Sentinel names as the master.
+    /// The master that Sentinel names.
     Master,
     /// One of the masters of a Cluster.
     Shard,
-    /// One of several that know nothing of each other.
+    /// One of the independent servers of `redlock:`.
     Voter(Freed),
 }
 
-/// Which server it is, and since when it runs: another one after a restart.
+/// One run of a server process: `run_id` changes with every restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engines) struct Identity {
     pub(in crate::engines) run_id: String,
@@ -166,14 +166,15 @@ pub(in crate::engines) struct Identity {
 }
 
 impl Identity {
-    /// Reads `INFO server`, asked for at `asked`.
+    /// Parses the reply to `INFO server`, sent at `asked`.
     fn read(info: &str, asked: BootTime) -> Option<Self> {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
         let up: u64 = field("uptime_in_seconds:")?.trim().parse().ok()?;
         let up = Duration::from_secs(up).as_nanos() as u64;
         Some(Self {
             run_id: field("run_id:")?.trim().to_owned(),
-            // Whole seconds, rounded down: it may run for almost one more.
+            // The uptime is in whole seconds, rounded down, so the server may have started up to a
+            // second earlier.
             started: BootTime::from_nanos(asked.as_nanos().saturating_sub(up)),
         })
     }
@@ -190,10 +191,10 @@ struct Shared {
     host: Host,
     identity: Option<Identity>,
     hashes: Vec<String>,
-    /// Those of work queues, when one was used.
+    /// The hashes of the scripts of work queues, once a queue was used.
     work: OnceCell<Vec<String>>,
     over: watch::Receiver<bool>,
-    /// Whether it hears of grants, and of evictions.
+    /// Set once the connection is subscribed to grants (`wakes`) or evictions (`alarms`).
     wakes: OnceCell<()>,
     alarms: OnceCell<()>,
     driver: AbortHandle,
@@ -201,7 +202,7 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // By itself it would go on until a silent server has taken what is under way.
+        // Otherwise the driver would run until an unresponsive server has taken what is in flight.
         self.driver.abort();
     }
 }
@@ -260,18 +261,17 @@ impl Connection {
         })
     }
 
-    /// What the server calls a script.
+    /// The hash that the server knows a script by.
     pub(in crate::engines) fn hash(&self, script: Script) -> &str {
         let hash = match (script as usize).checked_sub(SOURCES.len()) {
             None => self.shared.hashes.get(script as usize),
             Some(at) => self.shared.work.get().and_then(|hashes| hashes.get(at)),
         };
-        // The server does not know that one, and is told the script in full.
+        // An unknown hash: the server answers NOSCRIPT, and the script is sent in full.
         hash.map_or("", String::as_str)
     }
 
-    /// Has the server load the scripts of work queues, once. A failure tells itself when one is
-    /// run.
+    /// Loads the scripts of work queues, once. A failure surfaces when one of them is run.
     pub(super) async fn load_work(&self) {
         let load = || async {
             let mut load = redis::pipe();
@@ -287,33 +287,33 @@ impl Connection {
         &self.shared.host
     }
 
-    /// Which server it is connected to, if that was asked for and told.
+    /// The server's identity, which is read only from the servers of `redlock:`.
     pub(in crate::engines) fn identity(&self) -> Option<&Identity> {
         self.shared.identity.as_ref()
     }
 
-    /// Whether it is known to have ended.
+    /// Whether the connection is known to have ended.
     pub(in crate::engines) fn is_over(&self) -> bool {
         *self.shared.over.borrow()
     }
 
-    /// Learns of its end without keeping it open.
+    /// Signals the end of the connection without keeping it open.
     pub(in crate::engines) fn over(&self) -> watch::Receiver<bool> {
         self.shared.over.clone()
     }
 
-    /// Whether it hears of grants already.
+    /// Whether the connection is subscribed to grants.
     pub(in crate::engines) fn hears_wakes(&self) -> bool {
         self.shared.wakes.initialized()
     }
 
-    /// Hears of grants from here on.
+    /// Subscribes to grants, once.
     pub(in crate::engines) async fn hear_wakes(&self, hub: &PushHub) -> Result<()> {
         let hear = || self.subscribe(wake_channel(hub));
         self.shared.wakes.get_or_try_init(hear).await.copied()
     }
 
-    /// Hears of evictions from here on.
+    /// Subscribes to evictions, once.
     pub(in crate::engines) async fn hear_alarms(&self, hub: &PushHub) -> Result<()> {
         let hear = || self.subscribe(alarm_channel(hub));
         self.shared.alarms.get_or_try_init(hear).await.copied()
@@ -322,16 +322,16 @@ impl Connection {
     pub(in crate::engines) async fn subscribe(&self, channel: String) -> Result<()> {
         match self.multiplexed.clone().subscribe(channel).await {
             Ok(()) => Ok(()),
-            // A user without the right to channels still locks: waiters look now and then, and
-            // `check` says what is missing.
+            // A user without the right to subscribe can still lock: waiters poll, and `check`
+            // reports the missing right.
             Err(error) if error.code() == Some("NOPERM") => Ok(()),
             Err(error) => Err(fault("subscribe", &error)),
         }
     }
 }
 
-/// Refuses a server that does not take itself for the master: the sentinels are ahead of it, or
-/// behind.
+/// Refuses a server whose own role is not master: the sentinels' view may be ahead of it or behind
+/// it.
 async fn is_master(host: &Host, connection: &MultiplexedConnection) -> Result<()> {
     let mut info = redis::cmd("INFO");
     info.arg("replication");
@@ -340,12 +340,12 @@ async fn is_master(host: &Host, connection: &MultiplexedConnection) -> Result<()
     if told.lines().any(|line| line.trim_end() == "role:master") {
         return Ok(());
     }
-    let message = format!("{host} is named as the master, and is none (yet)");
+    let message = format!("{host} is named as the master, but is not one (yet)");
     Err(Error::new(ErrorKind::Unreachable, "connect", message))
 }
 
-/// Refuses a node of a cluster that has others: only the lines of its own slots could be asked
-/// for. One that has all slots is a server like any other.
+/// Refuses one of several masters of a cluster: it serves only the lines of its own slots. A
+/// cluster node that owns all slots works like a single server.
 fn one_node(host: &Host, info: &str) -> Result<()> {
     let number = |key: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(key))?;

@@ -1,5 +1,5 @@
-//! From the client library's errors to ours. The texts are our own: a library's may repeat what
-//! it was given.
+//! Translates the client library's errors. The messages are our own, because a library's may repeat
+//! its input.
 
 use std::io;
 
@@ -9,8 +9,8 @@ use super::connection::Server;
 use crate::core::error::{Error, ErrorKind};
 use crate::engines::kit::{Host, Login, about_tls, cause};
 
-/// What the server's first word, or the word inside the report of a script, stands for.
-/// All of these are said before anything is written, except what a script met half way.
+/// The meaning of the server's first word, or of the word inside a script's error. The server says
+/// all of these before it writes anything, except what a script meets halfway.
 const WORDS: &[(&str, ErrorKind, &str)] = &[
     (
         "WRONGTYPE",
@@ -112,12 +112,12 @@ fn word_in(text: &str) -> Option<&'static (&'static str, ErrorKind, &'static str
     WORDS.iter().find(|(word, ..)| has(word))
 }
 
-/// Whether the connection is of no more use.
+/// Whether the connection is no longer usable.
 pub(in crate::engines) fn is_broken(error: &RedisError) -> bool {
     error.is_connection_dropped()
         || error.is_unrecoverable_error()
         || matches!(error.kind(), redis::ErrorKind::Io | redis::ErrorKind::Parse)
-        // The primary may be elsewhere by now.
+        // Another server may be the primary by now.
         || error.code() == Some("READONLY")
 }
 
@@ -126,7 +126,7 @@ pub(in crate::engines) fn is_no_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
-/// What `operation` ran into.
+/// The error for a failure of `operation`.
 pub(in crate::engines) fn fault(operation: &'static str, error: &RedisError) -> Error {
     let plain = |kind, message: &str| Error::new(kind, operation, message);
     let said = error.code().and_then(word_in);
@@ -138,7 +138,7 @@ pub(in crate::engines) fn fault(operation: &'static str, error: &RedisError) -> 
         .detail()
         .is_some_and(|detail| detail.contains("non local key"))
     {
-        // A script met a key that has moved before its line's own.
+        // The script met a key that has migrated before its line's own key.
         let message = "the slot of this name is being moved to another server";
         return plain(ErrorKind::Unreachable, message).maybe_applied();
     }
@@ -164,13 +164,13 @@ pub(in crate::engines) fn fault(operation: &'static str, error: &RedisError) -> 
     }
 }
 
-/// TCP did not come about.
+/// The error for a failed TCP connection.
 pub(in crate::engines) fn no_tcp(host: &Host, error: &io::Error) -> Error {
     let message = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
             format!("{host} refuses connections; is the server running there?")
         }
-        // The library has no kind of its own for it.
+        // The library has no error kind for it.
         _ if error.to_string().contains("lookup") => {
             format!("{host} is not known; is the name of the host right?")
         }
@@ -179,7 +179,7 @@ pub(in crate::engines) fn no_tcp(host: &Host, error: &io::Error) -> Error {
     Error::new(ErrorKind::Unreachable, "connect", message).because(error.to_string())
 }
 
-/// TLS did not come about.
+/// The error for a failed TLS handshake.
 pub(in crate::engines) fn no_tls(host: &Host, error: &io::Error) -> Error {
     match cause::<rustls::Error>(error) {
         Some(tls) => {
@@ -193,7 +193,7 @@ pub(in crate::engines) fn no_tls(host: &Host, error: &io::Error) -> Error {
     }
 }
 
-/// The server did not let us in.
+/// The error for a refused login.
 pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
     let host = &server.host;
     let config = |message| Error::new(ErrorKind::Config, "connect", message);
@@ -221,7 +221,7 @@ pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &Redis
     }
 }
 
-/// What connecting ran into: nothing was asked for yet.
+/// The error for a failure while connecting; nothing was requested yet.
 pub(in crate::engines) fn no_connection(host: &Host, error: &RedisError) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
         let message = about_tls(&format!("Redis at {host}"), "redis", tls);

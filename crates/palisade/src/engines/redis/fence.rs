@@ -1,8 +1,8 @@
 //! `RedisFence`: fenced strings and hashes, one script call each.
 //!
-//! The highest token stands beside the data in the same hash slot, and neither expires. What Redis
-//! forgets (a failover to a replica that lags, a restart without persistence, eviction of keys) the
-//! fence forgets too: the guarantee is that of the engine.
+//! The highest token is next to the data, in the same hash slot, and neither expires. What Redis
+//! forgets (a failover to a lagging replica, a restart without persistence, eviction of keys) the
+//! fence forgets too: its guarantee is that of the engine.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl RedisFence {
         Ok(Self { client, rule })
     }
 
-    /// The same, taking each token once.
+    /// The same, but each token is accepted only once.
     #[must_use]
     pub fn strict(self) -> Self {
         Self {
@@ -68,13 +68,13 @@ impl RedisFence {
     /// The key of a resource's data, for programs that read it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] with an empty namespace, for a name that can't be a key of its own.
+    /// [`ErrorKind::InvalidName`] with an empty namespace, for a name that can't be a key.
     pub fn data_key(&self, resource: &Name) -> Result<String> {
         Ok(self.client.keys.fenced(resource)?.key)
     }
 
-    /// Sets fields of a hash and leaves the others, unless the token is stale: both are decided
-    /// in one step. A resource is a string or a hash.
+    /// Sets fields of a hash and keeps the others, unless the token is stale; both are atomic. A
+    /// resource is a string or a hash.
     ///
     /// # Errors
     /// As [`Fence::write`]; [`ErrorKind::InvalidArgument`] for no fields.
@@ -84,7 +84,7 @@ impl RedisFence {
         token: WriteToken,
         fields: &Fields,
     ) -> Result<Verdict> {
-        // Lua unpacks some 8,000 arguments.
+        // Lua can unpack about 8,000 arguments.
         if !(1..=3000).contains(&fields.len()) {
             let message = "a write sets 1 to 3000 fields";
             return Err(Error::new(ErrorKind::InvalidArgument, "fence", message));
@@ -100,7 +100,7 @@ impl RedisFence {
     /// Reads a hash, with the highest token accepted.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when the resource is a string; those of the server.
+    /// [`ErrorKind::Unusable`] when the resource is a string; errors of the server.
     pub async fn read_fields(&self, resource: &Name) -> Result<Option<(Token, Fields)>> {
         let read: Option<(String, Fields)> = self.ask("fields", resource, |_| {}).await?;
         read.map(|(mark, fields)| Ok((token_of(&mark)?, fields)))
@@ -122,7 +122,7 @@ impl RedisFence {
         self.client.run(&mut link, Script::Fence, &keys, add).await
     }
 
-    /// Has a token judged, with what to write if it is accepted.
+    /// Checks a token, and writes the data if it is accepted.
     async fn judged(
         &self,
         what: &str,

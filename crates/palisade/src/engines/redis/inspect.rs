@@ -1,5 +1,5 @@
-//! Who holds and who waits: one script call per line; lines are found by SCAN, since a list of
-//! them would stand in another hash slot.
+//! Holders and waiters: one script call per line. Lines are found by SCAN, because an index of them
+//! would be in another hash slot.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::core::owner::Owner;
 use crate::core::report::{ClaimReport, LineReport, Scope};
 use crate::engines::kit::Link;
 
-/// How many keys a step of SCAN looks at, and how many lines are asked for at once: a millisecond
-/// or two of the server's time.
+/// How many keys one SCAN call visits, and how many lines are surveyed at once. Each takes the
+/// server a millisecond or two.
 const STEP: usize = 1000;
 const AT_ONCE: usize = 100;
 
@@ -30,7 +30,7 @@ impl Client {
             Scope::Prefix(prefix) => {
                 let links = self.servers.all().await?;
                 let lines = links.iter().map(|link| self.lines(link, prefix));
-                // A line that moves meanwhile may be found twice.
+                // A line that migrates during the scan may be found on both servers.
                 let mut found = BTreeMap::new();
                 for lines in try_join_all(lines).await? {
                     found.extend(lines);
@@ -46,7 +46,7 @@ impl Client {
         Ok(reports)
     }
 
-    /// The lines that have records and whose names begin with `prefix`, by name.
+    /// The lines that have a state key and whose names begin with `prefix`, in order of name.
     async fn lines(&self, link: &Link<Connection>, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
         let mut found = BTreeMap::new();
         let mut cursor = 0u64;
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// One line; `None` when nobody is in it.
+    /// The report of one line; `None` when it is empty.
     async fn report(&self, name: &Name, keys: &LineKeys) -> Result<Option<LineReport>> {
         let mut link = self.link_to(keys).await?;
         let answer: Value = self.run(&mut link, Script::Survey, keys, |_| ()).await?;
@@ -101,7 +101,7 @@ fn number<T: std::str::FromStr>(value: &Value) -> Option<T> {
     text(value)?.parse().ok()
 }
 
-/// Reads what `survey.lua` answers.
+/// Parses the reply of `survey.lua`.
 fn read(answer: &Value) -> Option<Shown> {
     let Value::Array(items) = answer else {
         return None;
@@ -141,7 +141,7 @@ fn claims(value: &Value) -> Option<Vec<ClaimReport>> {
     items.iter().map(claim).collect()
 }
 
-/// Reads `{id, record, lease left}`; the record is described in `line.lua`.
+/// Parses `{id, record, lease left}`; `line.lua` describes the record.
 fn claim(value: &Value) -> Option<ClaimReport> {
     let Value::Array(items) = value else {
         return None;
@@ -158,7 +158,7 @@ fn claim(value: &Value) -> Option<ClaimReport> {
     let evicted = next()? == "1";
     let _channel = next()?;
     let rest = next()?;
-    // The permit of `vote.lua`.
+    // A record written by `vote.lua` has its permit here.
     let rest = match rest.strip_prefix('@') {
         Some(rest) => rest.split_once(' ')?.1,
         None => rest,
@@ -182,7 +182,7 @@ fn claim(value: &Value) -> Option<ClaimReport> {
     })
 }
 
-/// What another tool's value is shown as: as it is, or in hex when it is no text.
+/// The id shown for another tool's value: the value itself, or hex if it is not plain text.
 fn foreign_id(value: &[u8]) -> String {
     match std::str::from_utf8(value) {
         Ok(text) if !text.chars().any(char::is_control) && !text.starts_with("hex:") => {
@@ -195,14 +195,15 @@ fn foreign_id(value: &[u8]) -> String {
     }
 }
 
-/// The value that an id of [`foreign_id`] stands for; ids of ours stand for themselves.
+/// The value that an id from [`foreign_id`] stands for. The id of one of our claims is its own
+/// value.
 pub(in crate::engines) fn foreign_value(id: &str) -> Vec<u8> {
     let hex = id.strip_prefix("hex:").filter(|hex| hex.is_ascii());
     let byte = |at: usize| u8::from_str_radix(hex?.get(at..at + 2)?, 16).ok();
     let bytes = (0..hex.map_or(0, str::len)).step_by(2).map(byte);
     match (hex, bytes.collect::<Option<Vec<u8>>>()) {
         (Some(_), Some(bytes)) => bytes,
-        // The id of a claim of ours is written in lower case.
+        // The ids of our claims are stored in lower case.
         _ => match id.parse::<ClaimId>() {
             Ok(claim) if id.len() == 32 && id.eq_ignore_ascii_case(&claim.to_string()) => {
                 claim.to_string().into_bytes()

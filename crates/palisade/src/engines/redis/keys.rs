@@ -1,53 +1,54 @@
-//! Names of keys: a line's own key, and the one beside it in the same hash slot.
+//! Key names: a line's own key, and its state key in the same hash slot.
 //!
-//! In a namespace of ours the key is `NAMESPACE:NAME` with `%`, `{` and `}` of the name written as
-//! `%25`, `%7B` and `%7D`, and `%` and `:` of the namespace as `%25` and `%3A`: the first colon
-//! ends the namespace. With an empty namespace it is the name, as other tools use it. Redis hashes
-//! what stands between the first `{` and the next `}`, or else all of a key: the key beside it is
-//! `{KEY}:palisade`, or `KEY:palisade` when KEY has such a tag itself. No line's own key may look
-//! like what is kept beside another.
+//! With a namespace the key is `NAMESPACE:NAME`. In the name, `%`, `{` and `}` are escaped as
+//! `%25`, `%7B` and `%7D`; in the namespace, `%` and `:` as `%25` and `%3A`, so the first colon
+//! ends it. With an empty namespace the key is the name itself, as other tools use it.
+//!
+//! Redis hashes what is between the first `{` and the next `}`, or else the whole key. So the state
+//! key is `{KEY}:palisade`, or `KEY:palisade` if KEY has a hash tag of its own. No line's own key
+//! may look like a state key of another line.
 
 use std::borrow::Cow;
 
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
-/// Ends the name of the key beside a key.
+/// The suffix of a state key.
 const SUFFIX: &str = ":palisade";
 
-/// What follows it in the names of further keys; see `line.lua`.
+/// What follows [`SUFFIX`] in the names of a line's further keys; see `line.lua`.
 const SETS: [&str; 8] = [
     ":claims", ":shares", ":queue", ":leases", ":left", MARK, DATA, WORK,
 ];
 
-/// What follows it in the names of the keys of a fenced resource: the highest token, the data.
+/// What follows [`SUFFIX`] in the keys of a fenced resource: its highest token, and its data.
 const MARK: &str = ":fence";
 const DATA: &str = ":data";
 
-/// What follows it in the name of a work queue; other keys of the queue begin with its name.
+/// What follows [`SUFFIX`] in the key of a work queue; its further keys begin with that key.
 const WORK: &str = ":work";
 
-/// How names become keys.
+/// Maps names to keys.
 #[derive(Debug, Clone)]
 pub(in crate::engines) struct Keys {
-    /// The namespace with its colon, or nothing.
+    /// The encoded namespace and its colon, or empty.
     prefix: String,
 }
 
 /// The keys of one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engines) struct LineKeys {
-    /// The string that other tools know.
+    /// The string key that other tools know.
     pub(in crate::engines) key: String,
-    /// What is kept beside it; other keys of the line begin with its name.
+    /// The state key; further keys of the line begin with it.
     pub(in crate::engines) state: String,
 }
 
 impl Keys {
-    /// Keys of `namespace`, which may be empty.
+    /// The keys of `namespace`, which may be empty.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for braces that would tear the keys of a line apart.
+    /// [`ErrorKind::Config`] for braces that would put the keys of one line into different slots.
     pub(in crate::engines) fn new(namespace: &str) -> Result<Self> {
         let prefix = match namespace {
             "" => String::new(),
@@ -63,7 +64,8 @@ impl Keys {
         }
     }
 
-    /// What the keys of lines whose names begin with `prefix` begin with; empty for all keys.
+    /// The prefixes of all keys of lines whose names begin with `prefix`; none if every key
+    /// matches.
     pub(in crate::engines) fn beginnings(&self, prefix: &str) -> Vec<String> {
         let key = if self.prefix.is_empty() {
             prefix.to_owned()
@@ -84,8 +86,8 @@ impl Keys {
     /// The keys of the line `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] when it is used as it is and its braces can't be, and when its key
-    /// may be what is kept beside another's.
+    /// [`ErrorKind::InvalidName`] with an empty namespace, if the braces of the name allow no state
+    /// key in the same slot; also if the key could be a state key of another line.
     pub(in crate::engines) fn line(&self, name: &Name) -> Result<LineKeys> {
         let key = if self.prefix.is_empty() {
             name.as_str().to_owned()
@@ -104,8 +106,8 @@ impl Keys {
         Ok(LineKeys { key, state })
     }
 
-    /// The keys of the fenced resource `name`: its data and, as the state, its mark. With an empty
-    /// namespace the data is under the name itself, as other programs know it.
+    /// The keys of the fenced resource `name`: its data as `key`, its highest token as `state`.
+    /// With an empty namespace the data is under the name itself, where other programs find it.
     ///
     /// # Errors
     /// As [`Keys::line`].
@@ -121,7 +123,7 @@ impl Keys {
         })
     }
 
-    /// The keys of the work queue `name`: its own and, as the state, that of what is due.
+    /// The keys of the work queue `name`: the queue as `key`, its set of due messages as `state`.
     ///
     /// # Errors
     /// As [`Keys::line`].
@@ -131,17 +133,18 @@ impl Keys {
         Ok(LineKeys { key, state })
     }
 
-    /// The pattern of work queues whose names begin with `prefix`; more may match it.
+    /// A SCAN pattern for work queues whose names begin with `prefix`; it may match more.
     pub(super) fn queue_pattern(&self, prefix: &str) -> String {
         self.pattern(prefix) + WORK
     }
 
-    /// The work queue with this key, if it is one of this namespace.
+    /// The work queue with this key, if it is in this namespace.
     pub(super) fn queue_of(&self, key: &str) -> Option<Name> {
         Some(self.name_of(key.strip_suffix(WORK)?)?.0)
     }
 
-    /// The pattern of states whose lines' names begin with `prefix`; more may match it.
+    /// A SCAN pattern for the state keys of lines whose names begin with `prefix`; it may match
+    /// more.
     pub(in crate::engines) fn pattern(&self, prefix: &str) -> String {
         if self.prefix.is_empty() {
             return format!("*{SUFFIX}");
@@ -154,7 +157,7 @@ impl Keys {
         }
     }
 
-    /// The line that a state belongs to, if it is one of this namespace.
+    /// The line with this state key, if it is in this namespace.
     pub(in crate::engines) fn name_of(&self, state: &str) -> Option<(Name, LineKeys)> {
         let key = owner_of(state)?;
         let keys = LineKeys {
@@ -164,7 +167,7 @@ impl Keys {
         Some((self.name(key)?, keys))
     }
 
-    /// The line whose own key is `key`, if it is one of this namespace.
+    /// The line with this key, if it is in this namespace.
     pub(in crate::engines) fn name(&self, key: &str) -> Option<Name> {
         let name = key.strip_prefix(&self.prefix)?;
         let name = if self.prefix.is_empty() {
@@ -176,7 +179,7 @@ impl Keys {
     }
 }
 
-/// Whether only a part of the key is hashed.
+/// Whether the key has a hash tag.
 fn tagged(key: &str) -> bool {
     let inside = key
         .split_once('{')
@@ -184,7 +187,7 @@ fn tagged(key: &str) -> bool {
     inside.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
-/// A key in the same slot; `None` when there is none.
+/// The state key of a key; `None` if no such key is in the same slot.
 fn beside(key: &str) -> Option<String> {
     match (tagged(key), key.contains('}')) {
         (true, _) => Some([key, SUFFIX].concat()),
@@ -193,7 +196,7 @@ fn beside(key: &str) -> Option<String> {
     }
 }
 
-/// The key that `state` is beside.
+/// The key that has this state key.
 fn owner_of(state: &str) -> Option<&str> {
     let inside = state.strip_suffix(SUFFIX)?;
     let bare = inside.strip_prefix('{').and_then(|k| k.strip_suffix('}'));
@@ -203,9 +206,9 @@ fn owner_of(state: &str) -> Option<&str> {
         .find(|key| beside(key).as_deref() == Some(state))
 }
 
-/// Whether something may be kept under `key` beside another.
+/// Whether `key` could be a state key, or a further key, of another line.
 fn is_beside(key: &str) -> bool {
-    // A work queue has keys of any ending.
+    // The keys of a work queue may end with anything.
     let work = key.rfind(&[SUFFIX, WORK, ":"].concat());
     if work.is_some_and(|at| owner_of(&key[..at + SUFFIX.len()]).is_some()) {
         return true;
@@ -233,7 +236,7 @@ fn decode(key: &str) -> Option<String> {
     (encode(&decoded) == key).then_some(decoded)
 }
 
-/// Takes the meaning of a pattern away.
+/// Escapes the special characters of a SCAN pattern.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -249,7 +252,7 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What Redis hashes of a key.
+    /// The part of a key that Redis hashes.
     fn hashed(key: &str) -> &str {
         match key
             .split_once('{')
@@ -323,7 +326,8 @@ mod tests {
                 "a{b}c:palisade:left",
                 "a{b}c",
             ] {
-                // With an empty namespace a name may be any key, also one of a namespace.
+                // With an empty namespace a name can be any key, also that of a line in a
+                // namespace.
                 let Ok(line) = keys.line(&Name::new(name).unwrap()) else {
                     continue;
                 };

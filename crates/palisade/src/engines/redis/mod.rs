@@ -1,11 +1,11 @@
 //! `redis:` and `rediss:` — lines in one Redis or Valkey server; with `+sentinel` in the master that
 //! Sentinel names, with `+cluster` in the masters of a Cluster.
 //!
-//! The user's key is a plain `SET NX PX` string while anyone holds, so that other tools' locks on
-//! the same key and ours exclude each other; the line of waiters, the token and the owner records
-//! stand beside it in the same hash slot (`lua/line.lua`). One script call per verb decides
-//! everything by the server's clock. Waiters are woken by a message to exactly those who were
-//! granted, and look now and then in case it was lost.
+//! The user's key is a plain `SET NX PX` string while anyone holds, so that locks of other tools on
+//! the same key and ours exclude each other. The waiters, the token and the owner records are next
+//! to it in the same hash slot (`lua/line.lua`). One script call per verb decides everything, by
+//! the server's clock. A push wakes exactly the waiters that were granted; waiters also poll, in
+//! case it was lost.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -100,7 +100,7 @@ async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
         replicas: target.replicas,
         timeout: settings.timeout,
     };
-    // What is wrong with the address or the login is said now, not at the first lock.
+    // A wrong address or login is reported now and not at the first lock.
     client.servers.link(None).await?;
     Ok(Arc::new(client))
 }

@@ -1,8 +1,8 @@
-//! Notifications: pushes for waiting claims, alarms for the keeper, changes for whoever watches.
+//! Notifications: grants for waiting claims, alarms for the keeper, changes for watches.
 //!
-//! A connection's own task hands each push to the [`PushHub`], so that no task of ours stands
-//! between a message and its waiter. Alarms come on the keeper's own connection; a watch has one of
-//! its own, which ends with it.
+//! The task that drives a connection hands each push straight to the [`PushHub`], without a task in
+//! between. Alarms arrive on the keeper's connection. A watch has connections of its own, which end
+//! with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,20 +23,20 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::report::Scope;
 use crate::engines::kit::push::PushHub;
 
-/// Where grants are told.
+/// The channel of grants for this client.
 pub(in crate::engines) fn wake_channel(hub: &PushHub) -> String {
     format!("palisade:wake:{}", hub.channel)
 }
 
-/// Where evictions are told.
+/// The channel of evictions for this client.
 pub(in crate::engines) fn alarm_channel(hub: &PushHub) -> String {
     format!("palisade:alarm:{}", hub.channel)
 }
 
-/// Where it is told that a line of independent servers has become free, before its key.
+/// The channel that tells that a line of `redlock:` is free is this, followed by the line's key.
 pub(in crate::engines) const FREE: &str = "palisade:free:";
 
-/// Hands on a message: claims with their tokens, claims to be alarmed, or a line that is free.
+/// Dispatches a message: grants with their tokens, evictions, or a line that is free.
 fn hear(hub: &PushHub, freed: Option<&Freed>, push: &PushInfo) {
     let PushKind::Message = push.kind else { return };
     let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() else {
@@ -58,7 +58,7 @@ fn hear(hub: &PushHub, freed: Option<&Freed>, push: &PushInfo) {
 }
 
 /// Receives the pushes of one connection. It is dropped with the task that drives the connection,
-/// however that ends.
+/// however that task ends.
 pub(in crate::engines) struct Ear {
     hub: Arc<PushHub>,
     freed: Option<Freed>,
@@ -66,7 +66,7 @@ pub(in crate::engines) struct Ear {
 }
 
 impl Ear {
-    /// An ear, and how to learn that its connection is over.
+    /// An ear, and the signal that its connection has ended.
     pub(in crate::engines) fn new(
         hub: Arc<PushHub>,
         freed: Option<Freed>,
@@ -95,12 +95,12 @@ impl Drop for Ear {
     }
 }
 
-/// Between two tries to listen again: soon enough for an eviction to be told in time, rarely
-/// enough not to be a burden while the server is down.
+/// The pause before another attempt to listen: short enough to hear of an eviction in time, long
+/// enough not to burden a server that is down.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Alarms of one client. Whenever listening begins, everything is looked after: what was said
-/// before was not heard.
+/// The alarms of one client. Each time listening begins, all leases are checked, because earlier
+/// messages were missed.
 pub(in crate::engines) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
     match client.servers.sentinel() {
         Some(_) => stream::select(evictions(Arc::clone(&client)), switches(client)).boxed(),
@@ -148,9 +148,8 @@ fn evictions(client: Arc<Client>) -> BoxStream<Alarm> {
     .boxed()
 }
 
-/// Waits until a connection is over.
 async fn ended(over: &mut watch::Receiver<bool>) {
-    // An error says that even the teller is gone.
+    // An error means that the sender is gone, so the connection has ended too.
     let _ = over.wait_for(|over| *over).await;
 }
 
@@ -169,14 +168,14 @@ async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
     }
 }
 
-/// A watch's own connections, one to each server; they end when this is dropped.
+/// A watch's connections, one per server; they close when this is dropped.
 struct Watching {
     _connections: Vec<MultiplexedConnection>,
     changed: Arc<Notify>,
     over: Arc<Notify>,
 }
 
-/// Changes of the lines in `scope`, many as one.
+/// Changes to the lines in `scope`, coalesced.
 pub(in crate::engines) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
     let start = (client, scope, None::<Watching>, false);
     stream::unfold(start, |(client, scope, watching, failed)| async move {
@@ -184,7 +183,7 @@ pub(in crate::engines) fn changes(client: Arc<Client>, scope: Scope) -> BoxStrea
             if failed {
                 tokio::time::sleep(PAUSE).await;
             }
-            // Whatever happened before is not known: look.
+            // Earlier changes were missed, so a watch that begins reports one at once.
             return Some(match watch_changes(&client, &scope).await {
                 Ok(now) => (Ok(()), (client, scope, Some(now), false)),
                 Err(error) => (Err(error), (client, scope, None, true)),
@@ -210,9 +209,8 @@ pub(in crate::engines) fn changes(client: Arc<Client>, scope: Scope) -> BoxStrea
     .boxed()
 }
 
-/// Asks the server to tell of every change to keys of the lines in `scope`: the broadcasts that
-/// client-side caches live on. They cost nothing while nobody watches, and tell of what other
-/// tools do too.
+/// Subscribes to changes of the keys of the lines in `scope`, with `CLIENT TRACKING` in broadcast
+/// mode. It costs the server nothing while nobody watches, and it covers the writes of other tools.
 async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
     let (changed, over) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (rings, ends) = (Arc::clone(&changed), Arc::clone(&over));
@@ -241,7 +239,7 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
         move |push: PushInfo| match (&push.kind, push.data.first()) {
             (PushKind::Disconnection, _) => ends.notify_one(),
             (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
-            // Some of them, or all that there were.
+            // A key in scope, or all keys (a flush).
             (PushKind::Invalidate, _) => rings.notify_one(),
             _ => {}
         },

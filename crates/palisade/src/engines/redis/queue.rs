@@ -1,8 +1,10 @@
-//! Work queues in the server of the locks: one script per verb (`lua/work.lua` has the layout), all
-//! keys of a queue in one hash slot; and an effect of the user's as one step with `done`.
+//! Work queues in the server of the locks: one script per verb (`lua/work.lua` describes the
+//! layout), with all keys of a queue in one hash slot; and a user's effect that is atomic with
+//! `done`.
 //!
-//! What Redis forgets (a restart without persistence, a failover to a replica that lags, eviction of
-//! keys) a queue forgets too: `check` says so. With `replicas=` a push returns when they have it.
+//! What Redis forgets (a restart without persistence, a failover to a lagging replica, eviction of
+//! keys) a queue forgets too, and `check` warns of it. With `replicas=` a push returns once they
+//! have it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -31,10 +33,10 @@ use crate::core::report::Scope;
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::{Link, renew_by_queue, timed};
 
-/// How many keys a step of SCAN looks at.
+/// How many keys one SCAN call visits.
 const STEP: usize = 1000;
 
-/// How many fields `work_claim.lua` and `work_show.lua` answer for a message.
+/// How many fields `work_claim.lua` and `work_show.lua` return per message.
 const CLAIMED: usize = 6;
 const SHOWN: usize = 12;
 
@@ -54,7 +56,7 @@ impl RedisQueues {
         Ok(link)
     }
 
-    /// Runs a script on a queue; what follows the word by which its answer is known.
+    /// Runs a script on a queue; returns its reply without the word that identifies it.
     async fn run(
         &self,
         link: &mut Link<Connection>,
@@ -77,7 +79,7 @@ impl RedisQueues {
         Ok(answer)
     }
 
-    /// The same on a connection of its own.
+    /// The same, with a connection that is looked up here.
     async fn ask(
         &self,
         script: Script,
@@ -265,7 +267,8 @@ impl QueueStore for RedisQueues {
             let mut link = self.link(&keys).await?;
             let mut sleeper = String::new();
             if let Some(id) = take.sleeper {
-                // Before it is known to sleep: the message that wakes it must find its bell.
+                // The bell is registered before the sleeper, so that the message that wakes it
+                // finds the bell.
                 self.client.hear(&link).await?;
                 self.client.hub.bell(id);
                 sleeper = format!("{} {id}", self.client.hub.channel);
@@ -352,7 +355,7 @@ impl QueueStore for RedisQueues {
                     try_join_all(found).await?.into_iter().flatten().collect()
                 }
             };
-            // One that moves meanwhile may be found twice.
+            // A queue that migrates during the scan may be found twice.
             names.sort_unstable();
             names.dedup();
             let mut reports = Vec::with_capacity(names.len());
@@ -465,11 +468,11 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// An effect on the server of a queue, in Lua, with its keys and arguments. It sees them as
-/// `KEYS` and `ARGV`; what it returns is answered. In a Cluster the keys must be in the slot of the
+/// An effect on the server of a queue, in Lua, with its keys and arguments. It sees them as `KEYS`
+/// and `ARGV`, and its return value is returned. In a Cluster the keys must be in the slot of the
 /// queue: see [`RedisMessage::hash_tag`].
 ///
-/// What it can refuse it must refuse before it writes: Redis takes nothing back.
+/// It must check everything that it may refuse before it writes, because Redis does not roll back.
 #[derive(Debug, Clone, Default)]
 pub struct Effect {
     code: String,
@@ -501,19 +504,19 @@ impl Effect {
     }
 }
 
-/// What messages of `redis:` can do beside the rest.
+/// Extensions for messages of `redis:`.
 pub trait RedisMessage: Sized {
-    /// Does `effect` on the queue's own server and ends the message, in one script: **both happen
-    /// exactly once or not at all**, as far as the server keeps what it was told. Nothing happens if
-    /// the message was lost to another consumer.
+    /// Runs `effect` on the queue's own server and ends the message, in one script: **both happen
+    /// exactly once or not at all**, as far as the server keeps its data. Nothing happens if the
+    /// message was lost to another consumer.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when another consumer has had it since; [`ErrorKind::Unsupported`] for a
-    /// message of another engine; those of the server. After one that says "maybe applied" the
-    /// message comes again only if it was not.
+    /// [`ErrorKind::Lost`] when another consumer has claimed it since; [`ErrorKind::Unsupported`]
+    /// for a message of another engine; errors of the server. After an error that says "maybe
+    /// applied" the message comes again only if it was not applied.
     fn done_with(self, effect: Effect) -> impl Future<Output = Result<Value>> + Send;
 
-    /// What the keys of an effect must contain in a Cluster, braces included.
+    /// The hash tag that the keys of an effect must contain in a Cluster, braces included.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a message of another engine.

@@ -1,4 +1,4 @@
-//! Giving places up, and changing them: leave, amend, evict, resize.
+//! `leave`, `amend`, `evict` and `resize`.
 
 use redis::Cmd;
 

@@ -1,5 +1,5 @@
-//! Renewing: many leases in one round trip, each with a script call of its own, because lines
-//! may be in different hash slots, and a failure of one is no other's.
+//! Renews many leases in one round trip. Each lease has its own script call, because lines may be
+//! in different hash slots, and so that one failure does not affect the others.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl Client {
         leases: Vec<Lease>,
         within: Duration,
     ) -> Vec<Renewal> {
-        // Shared leases, and names that can't be keys, were never given out by this engine.
+        // This engine never issued shared leases, or tickets whose names have no key.
         let line = |lease: &Lease| {
             let ticket = lease.ticket.clone()?;
             let keys = self.keys.line(&ticket.name).ok()?;
@@ -48,8 +48,8 @@ impl Client {
         asked.iter().map(answer).collect()
     }
 
-    /// Asks for all of them, those of each server together. A connection on which the answers do
-    /// not come in time is given up at once: the next renewal can still be in time on another.
+    /// Renews all of them, in one pipeline per server. A connection that does not answer in time is
+    /// dropped at once, so that the next renewal can still make it on a new one.
     async fn renew_within(
         &self,
         known: &[&(Ticket, LineKeys)],
@@ -109,7 +109,7 @@ impl Client {
             .collect()
     }
 
-    /// What each answer says of its line. One whose line has moved is asked for where it is now.
+    /// The reply for each lease. A lease whose line has moved is renewed on its new server.
     async fn words(
         &self,
         link: &Link<Connection>,
@@ -161,7 +161,8 @@ impl Client {
             load.arg("LOAD").arg(Script::Renew.source());
             let loaded: RedisResult<String> = load.query_async(&mut connection).await;
             loaded.map_err(|error| fault("renew", &error))?;
-            // Those that were renewed before the server forgot are renewed once more.
+            // Leases that were renewed before the server lost the script are renewed twice; that is
+            // harmless.
             answered = pipeline.query_async(&mut connection).await;
         }
         let broken = match &answered {
@@ -178,7 +179,7 @@ impl Client {
     }
 }
 
-/// What the script's word for one lease means.
+/// Translates the script's reply for one lease.
 fn renewal(word: &str, sent: BootTime) -> Renewal {
     match (word, word.parse()) {
         ("lost", _) => Renewal::Lost,

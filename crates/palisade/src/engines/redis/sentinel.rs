@@ -1,9 +1,10 @@
-//! `Sentinel`: the master that the sentinels name, and what to do when they name another.
+//! `Sentinel`: follows the master that the sentinels name.
 //!
-//! All sentinels are asked, and the one with the latest failover (its epoch) is believed: one that
-//! was cut off still names the old master. A connection is to the master as it was named then; once
-//! another is named, what the old one says no longer counts. The keeper listens to the sentinels and
-//! asks them once a second, so that a switch is known soon and a lock that it lost is told.
+//! All sentinels are asked, and the answer with the highest config epoch (the latest failover)
+//! wins, because a sentinel that was cut off still names the old master. A connection goes to the
+//! master of the moment. Once another master is named, replies from the old one no longer count.
+//! The keeper subscribes to the sentinels and also polls them once a second, so that a switch is
+//! noticed soon and holds that it lost are reported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, PerRuntime};
 
-/// How often the sentinels are asked, though they tell: a message can be lost.
+/// How often the sentinels are polled besides the subscription: a message can be lost.
 const POLL: Duration = Duration::from_secs(1);
 
 pub(in crate::engines) struct Sentinel {
@@ -33,7 +34,7 @@ pub(in crate::engines) struct Sentinel {
     named: Arc<Named>,
 }
 
-/// The sentinels, and the master as they named it last.
+/// The sentinels, and the master that they named last.
 struct Named {
     name: String,
     access: Access,
@@ -41,7 +42,7 @@ struct Named {
     sentinels: Vec<Asked>,
     limit: Duration,
     master: Mutex<Option<Master>>,
-    /// Told when a sentinel says that the master was switched.
+    /// Notified when a sentinel announces a switch of the master.
     switched: Arc<Notify>,
 }
 
@@ -53,7 +54,7 @@ struct Asked {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Master {
-    /// Which failover made it master.
+    /// The config epoch: which failover made it the master.
     epoch: u64,
     address: (String, u16),
 }
@@ -64,7 +65,7 @@ impl Master {
         Host { name, port }
     }
 
-    /// Reads what `SENTINEL MASTER` answers.
+    /// Parses the reply to `SENTINEL MASTER`.
     fn read(fields: &HashMap<String, String>) -> Option<Self> {
         let address = (fields.get("ip")?.clone(), fields.get("port")?.parse().ok()?);
         let epoch = fields.get("config-epoch")?.parse().ok()?;
@@ -87,7 +88,7 @@ impl Sentinel {
             let links = PerRuntime::new(limit, move || {
                 let (to, tells) = (to.clone(), Arc::clone(&tells));
                 Box::pin(async move {
-                    // Whatever it says, or its end, is a reason to ask.
+                    // Any message, and the end of the connection, is a reason to poll.
                     let (connection, _) = to.connect(move |_| tells.notify_one()).await?;
                     let mut listening = connection.clone();
                     let listening = listening.subscribe("+switch-master").await;
@@ -124,7 +125,7 @@ impl Sentinel {
         }
     }
 
-    /// Whether it is the master that was named last.
+    /// Whether `host` is the master that was named last.
     pub(super) fn is_master(&self, host: &Host) -> bool {
         let master = self.named.master.lock();
         master.as_ref().is_none_or(|master| master.host() == *host)
@@ -135,7 +136,7 @@ impl Sentinel {
         Ok(self.named.access.to(master.host(), self.named.db))
     }
 
-    /// The replicas that the sentinels know.
+    /// The replicas that the first answering sentinel knows.
     pub(super) async fn replicas(&self) -> Vec<Server> {
         let named = &self.named;
         for sentinel in &named.sentinels {
@@ -168,13 +169,13 @@ impl Sentinel {
         }
     }
 
-    /// Waits for the next switch: told, or found by asking.
+    /// Waits for the next switch, announced or found by polling.
     async fn switch(&self) {
         let before = self.named.master.lock().clone();
         loop {
             let told = self.named.switched.notified();
             let _ = tokio::time::timeout(POLL, told).await;
-            // While no sentinel answers, the master is the one that was named last.
+            // While no sentinel answers, the last named master stays.
             let Ok(master) = self.named.ask().await else {
                 continue;
             };
@@ -182,7 +183,7 @@ impl Sentinel {
                 .as_ref()
                 .is_none_or(|before| before.address != master.address)
             {
-                // Every runtime connects anew; what was under way is not known.
+                // Every runtime reconnects. The outcome of requests in flight is unknown.
                 self.links.close();
                 return;
             }
@@ -217,7 +218,7 @@ impl Asked {
         match tokio::time::timeout(limit, asking).await {
             Ok(answer) => answer,
             Err(_) => {
-                // A frozen sentinel looks alive.
+                // A frozen sentinel keeps its connection open, so the connection is dropped here.
                 if let Ok(Ok(link)) = tokio::time::timeout(Duration::ZERO, self.links.get()).await {
                     self.links.broken(&link).await;
                 }
@@ -229,7 +230,7 @@ impl Asked {
 }
 
 impl Named {
-    /// Asks all sentinels, and believes the one that knows of the latest failover.
+    /// Asks all sentinels and adopts the answer with the highest epoch.
     async fn ask(&self) -> Result<Master> {
         let asked = self.sentinels.iter().map(|sentinel| async move {
             let mut ask = redis::cmd("SENTINEL");
@@ -260,14 +261,14 @@ impl Named {
         let mut master = self.master.lock();
         let older = |known: &Master| known.epoch > latest.epoch;
         Ok(match &*master {
-            // Those that know better don't answer now.
+            // The sentinels that know the later epoch did not answer this time.
             Some(known) if older(known) => known.clone(),
             _ => master.insert(latest).clone(),
         })
     }
 }
 
-/// An alarm for everything after each switch: what the old master had granted may be lost.
+/// Raises an alarm for all leases after each switch, because the new master may lack some grants.
 pub(super) fn switches(client: Arc<Client>) -> BoxStream<Alarm> {
     let switch = |client: Arc<Client>| async move {
         client.servers.sentinel()?.switch().await;

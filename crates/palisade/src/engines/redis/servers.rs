@@ -1,5 +1,5 @@
-//! `Servers`: which server a line is on. One by itself, the master that Sentinel names, or the
-//! masters of a Cluster; the verbs don't know which.
+//! `Servers`: which server a line is on. There is a single server, the master that Sentinel names,
+//! or the masters of a Cluster; the verbs need not know which.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ pub(in crate::engines) enum Servers {
     Cluster(Cluster),
 }
 
-/// A server by itself.
+/// A single server.
 pub(in crate::engines) struct One {
     pub(in crate::engines) server: Server,
     pub(in crate::engines) links: PerRuntime<Connection>,
 }
 
-/// The connection of this runtime. One that is known to have ended is made anew: a request on it
-/// would fail, and nobody could tell whether it was applied.
+/// This runtime's connection. One that is known to have ended is replaced first: the outcome of a
+/// request on it would be unknown.
 pub(super) async fn live(links: &PerRuntime<Connection>) -> Result<Link<Connection>> {
     let link = links.get().await?;
     if !link.connection.is_over() {
@@ -34,7 +34,7 @@ pub(super) async fn live(links: &PerRuntime<Connection>) -> Result<Link<Connecti
 }
 
 impl Servers {
-    /// A connection to the server that has the line, or to any.
+    /// A connection to the server that owns the line, or to any server.
     pub(in crate::engines) async fn link(
         &self,
         line: Option<&LineKeys>,
@@ -63,7 +63,7 @@ impl Servers {
         }
     }
 
-    /// Gives a connection up.
+    /// Drops a connection.
     pub(in crate::engines) async fn broken(&self, link: &Link<Connection>) {
         match self {
             Self::One(one) => one.links.broken(link).await,
@@ -72,8 +72,8 @@ impl Servers {
         }
     }
 
-    /// Whether what the server of this connection says counts: a master that was replaced may not
-    /// know it yet.
+    /// Whether replies from this connection's server count. A deposed master may not yet know that
+    /// it was replaced.
     pub(super) fn counts(&self, link: &Link<Connection>) -> bool {
         match self {
             Self::Sentinel(sentinel) => sentinel.is_master(link.connection.host()),

@@ -1,8 +1,8 @@
-//! `enter` and `wait`: a claim asks all servers at once, and has the line when a majority votes for it.
+//! `enter` and `wait`: a claim asks all servers at once, and holds when a majority votes for it.
 //!
-//! A try is decided as soon as it can be, and what came of it is settled whether or not its caller
-//! goes on waiting: votes that are not enough are given back, also those that may still be under
-//! way. Nobody queues on the servers. Who waits hears that a line has become free and tries again.
+//! An attempt ends as soon as its result is certain, and it is completed even if its caller stops
+//! waiting: votes that fall short of a majority are retracted, including those that may still be in
+//! flight. The servers keep no queue. A waiter is notified that the line is free, and tries again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,41 +24,41 @@ use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::finish::finish;
 use crate::engines::redis::keys::LineKeys;
 
-/// A message can be lost, and another tool sends none: a waiter tries at least this often.
+/// A notification can be lost, and other tools send none, so a waiter tries at least this often.
 const TRIES_EVERY: Duration = Duration::from_millis(500);
 
-/// After the first message that a line is free, how long those of the other servers are waited for:
-/// a release reaches them all within a round trip.
+/// How long a waiter waits for the other servers after the first notification that the line is
+/// free. A release reaches all of them within a round trip.
 const SPREAD: Duration = Duration::from_millis(3);
 
-/// After split votes a claim waits for a random time up to this, which doubles each time: contenders
-/// must not meet again.
+/// The backoff after split votes is random up to this bound, which doubles each time, so that the
+/// same contenders do not collide again.
 const APART: Duration = Duration::from_millis(4);
 const FURTHEST_APART: Duration = Duration::from_millis(128);
 
-/// How often one try asks for another permit, because others were quicker.
+/// How many permits one attempt tries when others take them first.
 const PERMITS_TRIED: usize = 16;
 
-/// A vote that could not be given back is given back again after this.
+/// The pause before a failed retraction is retried.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Votes that are still to come.
+/// The votes that are still in flight.
 type Asked = FuturesUnordered<BoxFuture<(usize, Vote)>>;
 
-/// What came of a try.
+/// The result of an attempt.
 enum Tried {
     Held {
         sequence: u64,
         armed: LeaseStart,
     },
-    /// Others have it.
+    /// Other claims hold it.
     Behind {
         /// When a majority may be free.
         due: Duration,
-        /// Whether votes were split.
+        /// Whether contenders split the votes.
         split: bool,
     },
-    /// The claim was left meanwhile.
+    /// The claim was left during the attempt.
     Left,
 }
 
@@ -69,8 +69,8 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
     }
     let began = BootTime::now();
     let approach = engine.waiting.approach(&keys);
-    // Claims of one client take turns: many that ask at once would only split the votes, and
-    // keep the servers from answering in time.
+    // The claims of one client take turns: asking all at once would only split the votes and delay
+    // the servers' replies.
     let behind_ours = approach.others && claim.queue;
     let tried = if behind_ours {
         Tried::Behind {
@@ -145,7 +145,8 @@ pub(super) async fn wait(engine: &Arc<Redlock>, ticket: Ticket, until: BootTime)
     }
 }
 
-/// Sleeps until a majority of the servers has told that the line is free, or the next try is due.
+/// Sleeps until a majority of the servers has notified that the line is free, or until the next
+/// attempt is due.
 async fn sleep(
     engine: &Redlock,
     waiter: &Waiter,
@@ -173,17 +174,18 @@ async fn sleep(
     }
 }
 
-/// Tries for a claim that waits, in its turn among those of this client.
+/// Tries again for a waiting claim, when it is its turn among the claims of this client.
 async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
     let asked = BootTime::now();
     let mut turn = Arc::clone(&waiter.line.turn).lock_owned().await;
     if turn.began > asked && turn.is_full {
-        // Another claim of this client was quicker: it has the line now, whose release will be
-        // told, or nobody of this client could have it.
+        // Another claim of this client has tried meanwhile. It either holds the line now, and its
+        // release will be notified, or it failed, and this claim would have failed too.
         waiter.spared(&turn);
         return Ok(());
     }
-    // Settled also if this is dropped: who waits next finds what came of it.
+    // The attempt is completed even if the caller drops this future; the next `wait` finds its
+    // result.
     let (engine, waiter) = (Arc::clone(engine), Arc::clone(waiter));
     finish(async move {
         turn.begin(&waiter.line);
@@ -191,12 +193,12 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
         let (claim, keys) = (Arc::clone(&waiter.claim), waiter.keys.clone());
         let tried = attempt(Arc::clone(&engine), claim, keys).await;
         let now = BootTime::now();
-        // After a permit there may be another.
+        // After a grant of one permit another may be free.
         turn.is_full = waiter.claim.ask == Ask::Whole || matches!(tried, Ok(Tried::Behind { .. }));
         match tried {
             Ok(Tried::Held { sequence, .. }) => {
                 turn.due = now + jittered(TRIES_EVERY);
-                // Its lease goes on counting from the beginning of this try.
+                // Its lease still counts from the start of this attempt.
                 waiter.set(Stage::Held(sequence));
             }
             Ok(Tried::Behind { due, split }) => {
@@ -205,7 +207,7 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
                         let bound = APART * 2u32.pow(waiter.split().min(8));
                         rand::random_range(Duration::ZERO..=bound.min(FURTHEST_APART))
                     }
-                    // It never ends, or says nothing of it.
+                    // The holder's lease has no end, or the servers did not tell it.
                     false if due.is_zero() => jittered(TRIES_EVERY),
                     false => due.min(jittered(TRIES_EVERY)),
                 };
@@ -231,7 +233,8 @@ fn jittered(time: Duration) -> Duration {
     time.mul_f64(rand::random_range(0.75..1.0))
 }
 
-/// Asks all servers, until a majority has voted for the claim or none can.
+/// Asks all servers until a majority has voted for the claim, or can no longer do so. A claim for a
+/// permit tries one permit after another.
 async fn attempt(engine: Arc<Redlock>, claim: Arc<Claim>, keys: LineKeys) -> Result<Tried> {
     let Ask::Part { capacity, .. } = claim.ask else {
         let (tried, _) = ballot(&engine, &claim, &keys, None).await?;
@@ -252,7 +255,7 @@ async fn attempt(engine: Arc<Redlock>, claim: Arc<Claim>, keys: LineKeys) -> Res
     }
 }
 
-/// One vote of all servers, and what each answered.
+/// One vote by all servers; returns the result and each server's answer.
 async fn ballot(
     engine: &Arc<Redlock>,
     claim: &Arc<Claim>,
@@ -265,7 +268,7 @@ async fn ballot(
     let keys = keys.clone();
     let ballot = Ballot::new(claim, keys, &engine.channel, permit, proposal, nodes);
     let ballot = Arc::new(ballot);
-    // Before anything is sent: the lease counts from here.
+    // Taken before anything is sent, because the lease counts from here.
     let sent = BootTime::now();
     let mut asked: Asked = (0..nodes).map(|at| ask(engine, &ballot, at)).collect();
     let mut votes: Vec<Option<Vote>> = (0..nodes).map(|_| None).collect();
@@ -294,7 +297,7 @@ async fn ballot(
     }
     let returned = give_back(engine, &ballot, &votes, limit).await;
     if !asked.is_empty() {
-        // A connection on which no answer comes must be given up in time.
+        // The remaining requests run on, so that a connection without a reply is dropped in time.
         tokio::spawn(async move { while asked.next().await.is_some() {} });
     }
     let count = |is: fn(&Vote) -> bool| votes.iter().flatten().filter(|vote| is(vote)).count();
@@ -342,9 +345,9 @@ fn ask(engine: &Arc<Redlock>, ballot: &Arc<Ballot>, at: usize) -> BoxFuture<(usi
     Box::pin(async move { (at, engine.nodes[at].vote(&ballot).await) })
 }
 
-/// The token and the lease of a claim that a majority has voted for; `None` when it has come too
-/// late. A token that no majority has counted is written back to one, which must still have the
-/// claim, before anybody holds it.
+/// The token and the lease of a claim that has a majority of the votes; `None` when it came too
+/// late. A token on which no majority agrees is first written back to a majority, and each of these
+/// servers must still have the claim.
 async fn granted(
     engine: &Arc<Redlock>,
     ballot: &Arc<Ballot>,
@@ -385,8 +388,8 @@ async fn granted(
     (!armed.deadline().has_passed()).then_some((sequence, armed))
 }
 
-/// Sees to what is still to come when a claim has been granted: a server that counted differently is
-/// given the token of the grant.
+/// Handles the votes that arrive after the grant: a server that counted another token is given the
+/// token of the grant.
 fn await_the_rest(
     engine: &Arc<Redlock>,
     ballot: Arc<Ballot>,
@@ -420,18 +423,18 @@ fn await_the_rest(
         }
         for at in others {
             let node = &engine.nodes[at];
-            // Without it this server's vote is found by the claim's id all the same.
+            // A failure is harmless: `leave` can find this server's vote by the claim's id.
             let _ = node.raise(&ballot.keys, ballot.id, sequence).await;
         }
-        // What is not known is for whoever leaves.
+        // Votes with an unknown outcome stay listed for `leave` to retract.
         if !doubtful {
             engine.settled(&ballot);
         }
     });
 }
 
-/// Gives the votes of a try back, wherever one was given or nobody knows; whether all of them are
-/// known to be gone. What takes longer than `limit` goes on in the background.
+/// Retracts the votes of an attempt, wherever one was given or may have been given. Returns whether
+/// all of them are known to be gone; what takes longer than `limit` continues in the background.
 async fn give_back(
     engine: &Arc<Redlock>,
     ballot: &Arc<Ballot>,
@@ -455,7 +458,7 @@ async fn give_back(
             let mut count = count;
             while !over.has_passed() {
                 match node.retract(&ballot.keys, ballot.id, count, doubt).await {
-                    // Raised meanwhile.
+                    // The token was raised meanwhile.
                     Ok(Retracted::Other) => count = 0,
                     Ok(_) => return,
                     Err(_) => tokio::time::sleep(AGAIN).await,
@@ -471,7 +474,7 @@ async fn give_back(
     all
 }
 
-/// Where a claim stands that does not wait here: a majority says.
+/// The place of a claim that is not waiting here, as a majority reports it.
 async fn look(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Place> {
     let reports = super::inspect::survey_line(engine, "wait", &ticket.name).await?;
     let id = ticket.claim.to_string();

@@ -1,5 +1,5 @@
-//! The raw operations that `bench` compares with: what a client would do by hand on all servers at
-//! once, waiting for all of them.
+//! The raw operations that `bench` compares with: what a hand-written client would send to all
+//! servers at once, waiting for all of them.
 
 use std::sync::Arc;
 

@@ -31,14 +31,14 @@ const OPTIONS: &[&str] = &[
     "user",
 ];
 
-/// Fewer than three can't lose one.
+/// With fewer than three, none may fail.
 const FEWEST: usize = 3;
 
-/// More would cost every lock as many requests, and make it no safer.
+/// More would cost every lock as many requests, without making it safer.
 const MOST: usize = 64;
 
-/// The longest ttl in use, unless the URL says another: so long a server that restarted does not
-/// vote.
+/// The longest ttl in use, unless the URL sets another. A restarted server does not vote for this
+/// long.
 const MAX_TTL: Duration = Duration::from_secs(60);
 
 pub(super) const CAPABILITY: Capability = Capability {
@@ -195,19 +195,19 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     Ok(Arc::new(RedlockEngine(engine)))
 }
 
-/// A server that is up answers long before this; what is wrong with a slower one is told when it
-/// is asked to vote.
+/// A server that is up answers long before this; the error of a slower one is reported when it is
+/// asked to vote.
 const STRAGGLERS: Duration = Duration::from_millis(250);
 
-/// Connects to all servers, so that what is wrong with an address or a login is said now: to a
-/// majority, and those others that are not much slower.
+/// Connects to a majority of the servers, and to others that are not much slower, so that a wrong
+/// address or login is reported now.
 async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Result<()> {
     let connecting = engine.nodes.iter().map(|node| async move {
         let connected = node.link().await;
         connected.map(drop).map_err(|error| node.blame(&error))
     });
     let mut connecting: FuturesUnordered<_> = connecting.collect();
-    // Attempts end by themselves; this is for those behind a majority.
+    // Attempts have their own timeouts; this bounds those that come after a majority.
     let patience = tokio::time::sleep(connect_timeout * 2);
     tokio::pin!(patience);
     let (mut up, mut down) = (0, Vec::new());
@@ -223,7 +223,7 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
                         patience.as_mut().reset(soon);
                     }
                 }
-                // For people: a majority does not make it right.
+                // An error that needs a fix by the user is reported even if a majority answers.
                 Some(Err(error)) if !error.is_transient() => return Err(error),
                 Some(Err(error)) => down.push(error),
             },

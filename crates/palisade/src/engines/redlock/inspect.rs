@@ -1,4 +1,4 @@
-//! Who holds, as a majority of the servers says, and what is unsafe about them.
+//! Holders as a majority of the servers reports them, and findings about the servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) async fn survey(
         let scope = scope.clone();
         async move { node.client.survey(&scope).await }
     };
-    // All of them: a holder may have its votes with those that answer last.
+    // All servers are awaited: a holder's majority may include those that answer last.
     let limit = engine.nodes[0].client.timeout;
     let answers = engine.gather(operation, limit, look, |_| false).await?;
     Ok(merged(
@@ -31,7 +31,7 @@ pub(super) async fn survey(
     ))
 }
 
-/// The one line, empty when nobody has it.
+/// The report of one line; empty when nobody holds it.
 pub(super) async fn survey_line(
     engine: &Arc<Redlock>,
     operation: &'static str,
@@ -40,7 +40,7 @@ pub(super) async fn survey_line(
     survey(engine, operation, &Scope::Line(name.clone())).await
 }
 
-/// What a majority shows of each line.
+/// Merges the servers' reports: a holder needs a majority.
 fn merged(answers: Vec<Vec<LineReport>>, quorum: usize) -> Vec<LineReport> {
     let mut lines: BTreeMap<String, BTreeMap<String, Vec<ClaimReport>>> = BTreeMap::new();
     let mut capacities: BTreeMap<String, u32> = BTreeMap::new();
@@ -67,7 +67,7 @@ fn merged(answers: Vec<Vec<LineReport>>, quorum: usize) -> Vec<LineReport> {
     reports.filter(|line| !line.holders.is_empty()).collect()
 }
 
-/// One claim, as its votes show it.
+/// Merges the votes for one claim.
 fn one(votes: Vec<ClaimReport>, quorum: usize) -> Option<ClaimReport> {
     let counts: Vec<u64> = votes.iter().filter_map(|vote| vote.sequence).collect();
     let left: Vec<Duration> = votes.iter().filter_map(|vote| vote.expires_in).collect();
@@ -95,7 +95,7 @@ pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
             severity: Severity::Warning,
             code: "even_servers",
             message: format!(
-                "{nodes} servers bear no more failures than {} do",
+                "{nodes} servers tolerate no more failures than {} do",
                 nodes - 1
             ),
             remedy: "use an odd number of servers".to_owned(),

@@ -1,14 +1,12 @@
-//! `redlock:` and `rediss+redlock:` — a majority of several Redis servers that know nothing of each
-//! other.
+//! `redlock:` and `rediss+redlock:` — a majority of several independent Redis servers.
 //!
-//! Each server has the exclusive claim of `redis:` (the same keys and scripts, so that other Redlock
-//! clients and ours exclude each other), with a token that the client proposes. A claim holds when a
-//! majority of all servers has voted for it and its lease has not run out meanwhile; the token is one
-//! that a majority has seen, so that the next majority counts past it. A permit is one exclusive
-//! place of its own, the same on a majority. Who waits has nothing on the servers.
+//! Each server keeps an exclusive claim as in `redis:` (with the same keys and scripts, so that
+//! other Redlock clients and ours exclude each other), with a token that the client proposes. A
+//! claim holds when a majority of all servers has voted for it before its lease has ended. A
+//! majority has seen the token, so the next majority counts above it. A permit is an exclusive
+//! place of its own, the same one on a majority. Waiters have nothing on the servers.
 //!
-//! `acquire` asks the `node`s, `quorum` says what their votes come to, `waiting` keeps those who
-//! wait.
+//! `acquire` asks the `node`s, `quorum` evaluates their votes, `waiting` keeps the waiters.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -48,7 +46,7 @@ use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::tombstones::Tombstones;
 use crate::engines::redis::keys::Keys;
 
-/// The least that a server is given to answer in.
+/// The least time that a server has for its reply.
 const SHORTEST: Duration = Duration::from_millis(50);
 
 /// A namespace of all the servers.
@@ -58,11 +56,11 @@ struct Redlock {
     keys: Keys,
     waiting: Arc<Waiting>,
     left: Mutex<Tombstones>,
-    /// Claims that were granted while some servers had not answered.
+    /// Claims that were granted before all servers had answered.
     under_way: Mutex<HashMap<ClaimId, Arc<Ballot>>>,
     /// The greatest token that was seen or proposed.
     seen: AtomicU64,
-    /// What the servers call this client.
+    /// The random name of this client on the servers.
     channel: String,
     capability: Capability,
     node_timeout: Option<Duration>,
@@ -71,7 +69,7 @@ struct Redlock {
 }
 
 impl Redlock {
-    /// How long one server is waited for.
+    /// How long to wait for one server.
     fn limit(&self, ttl: Duration) -> Duration {
         let share = (ttl / 100).max(SHORTEST);
         self.node_timeout.unwrap_or(share)
@@ -98,7 +96,7 @@ impl Redlock {
         self.left.lock().has(claim, BootTime::now())
     }
 
-    /// All servers have answered.
+    /// All servers have answered, so the ballot is no longer in flight.
     fn settled(&self, ballot: &Arc<Ballot>) {
         let mut under_way = self.under_way.lock();
         let same = under_way.get(&ballot.id);
@@ -107,8 +105,8 @@ impl Redlock {
         }
     }
 
-    /// Asks all servers, until `enough` says so, all have answered or `limit` has passed; what each
-    /// answered. Those that have not are not waited for, but go on.
+    /// Asks all servers until `enough` returns true, all have answered or `limit` has passed;
+    /// returns each answer. The remaining requests run on in the background.
     ///
     /// # Errors
     /// When fewer than a majority answered, maybe applied.
@@ -137,7 +135,7 @@ impl Redlock {
                 }
             }
         };
-        // Whatever there is by then counts.
+        // The answers up to the limit count.
         let _ = tokio::time::timeout(limit, answering).await;
         if !asking.is_empty() {
             tokio::spawn(async move { while asking.next().await.is_some() {} });
@@ -165,7 +163,7 @@ impl Redlock {
         Err(self.no_majority(operation, up, &errors).maybe_applied())
     }
 
-    /// Too few servers have answered: what is wrong with the others.
+    /// The error for too few answers, with what is wrong with the other servers.
     fn no_majority(&self, operation: &'static str, up: usize, errors: &[Error]) -> Error {
         let (nodes, quorum) = (self.nodes.len(), self.quorum);
         let said: Vec<&str> = errors.iter().map(Error::message).collect();
@@ -173,14 +171,14 @@ impl Redlock {
             "{up} of {nodes} servers answered, and {quorum} must: {}",
             said.join("; ")
         );
-        // What is for people first.
+        // An error that needs a fix by the user determines the kind.
         let worst = errors.iter().find(|error| !error.is_transient());
         let kind = worst.map_or(ErrorKind::Unreachable, Error::kind);
         Error::new(kind, operation, message)
     }
 }
 
-/// The engine: a try goes on when its caller is dropped, and keeps it alive.
+/// The engine. An attempt is completed even if its caller is dropped, and keeps the engine alive.
 struct RedlockEngine(Arc<Redlock>);
 
 impl Engine for RedlockEngine {

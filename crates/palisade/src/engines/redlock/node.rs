@@ -1,5 +1,5 @@
-//! `Node`: one of the independent servers. What one server does is the exclusive claim of `redis:`
-//! with a proposed token; this is how it is asked to vote, and how a vote is given back.
+//! `Node`: one of the independent servers. A vote is an exclusive claim as in `redis:`, with a
+//! token proposed by the client. This module asks for votes and retracts them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,32 +19,32 @@ use crate::engines::redis::keys::{Keys, LineKeys};
 use crate::engines::redis::notify::FREE;
 use crate::engines::redis::servers::{One, Servers};
 
-/// The key lasts this many milliseconds longer than the lease: the server counts in whole ones.
+/// The key outlives the lease by this many milliseconds: the server counts whole milliseconds.
 const ROUNDING: u64 = 2;
 
 pub(super) struct Node {
     pub(super) at: usize,
     host: Host,
     pub(super) client: Arc<Client>,
-    /// A server that has run for less than this may have forgotten a vote that it gave.
+    /// A server that has been up for less than this may have forgotten a vote.
     guard: Option<Duration>,
 }
 
-/// Which server stands behind each node, as far as that is known.
+/// The `run_id` of each node's server, as far as it is known.
 type RunIds = Arc<Mutex<Vec<Option<String>>>>;
 
-/// One try of a claim, the same for all nodes.
+/// One attempt of a claim, the same for all nodes.
 pub(super) struct Ballot {
     pub(super) id: ClaimId,
     pub(super) keys: LineKeys,
-    /// The token that is proposed; it also names the try.
+    /// The proposed token; it also identifies the attempt.
     pub(super) proposal: u64,
     pub(super) ttl: Duration,
-    /// The connection that each node was asked on; 0 while it was not, and when it has answered.
+    /// The connection on which each node was asked; 0 before the request, and after the reply.
     pub(super) asked_on: Vec<AtomicU64>,
-    /// Set before its votes are given back: what was not sent by then is not sent any more.
+    /// Set before the votes are retracted: requests that were not sent by then are not sent at all.
     pub(super) given_up: AtomicBool,
-    /// How much, and the record, as `vote.lua` takes them.
+    /// Weight and capacity, and the claim's record, as `vote.lua` takes them.
     ask: String,
     record: String,
 }
@@ -83,34 +83,34 @@ impl Ballot {
     }
 }
 
-/// What one server answers.
+/// The answer of one server.
 #[derive(Debug)]
 pub(super) enum Vote {
     /// The claim has this server's vote.
     Held {
-        /// What the server counted for it.
+        /// The token that the server counted for it.
         token: u64,
-        /// What is left of it there.
+        /// The time left on it there.
         left: Duration,
-        /// The permits that others have there.
+        /// The permits that others hold there.
         permits: Vec<u32>,
     },
-    /// Another has it.
+    /// Another claim has it.
     Busy {
-        /// When that may have changed.
+        /// When that may change.
         due: Duration,
         permits: Vec<u32>,
     },
-    /// The claim was given up before its vote arrived.
+    /// The claim was left before the request for a vote arrived.
     Left,
-    /// The line has another capacity there.
+    /// The line has another capacity on that server.
     Mismatch(u32),
-    /// It did not vote, or nobody knows.
+    /// The server did not vote, or the outcome is unknown.
     Failed(Error),
 }
 
 impl Vote {
-    /// Reads what `vote.lua` answers.
+    /// Parses the reply of `vote.lua`.
     fn read(answer: &str, ttl: Duration) -> Option<Self> {
         let mut words = answer.split(' ');
         let word = words.next()?;
@@ -140,7 +140,7 @@ impl Vote {
         Some(vote)
     }
 
-    /// Whether the server may have the claim's vote.
+    /// Whether the server may have a vote for the claim.
     pub(super) fn may_hold(&self) -> bool {
         match self {
             Self::Held { .. } => true,
@@ -155,25 +155,26 @@ fn permits(words: Option<&str>) -> Vec<u32> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Whether a request for a vote may still be under way when the vote has been given back. It is
-/// then refused when it arrives.
+/// Which requests for a vote may still be in flight when the vote is retracted. The server refuses
+/// them when they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
     No,
-    /// That of one try; the claim may try again.
+    /// Those of one attempt; the claim may try again.
     Try(u64),
-    /// Any of the claim.
+    /// All requests of the claim.
     Claim,
-    /// One that was sent on this connection: requests on the same one don't overtake each other.
+    /// None if the retraction goes out on this connection, on which requests keep their order;
+    /// otherwise all requests of the claim.
     Unless(u64),
 }
 
-/// What becomes of a vote that is given back.
+/// The result of a retraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retracted {
     Left,
     Absent,
-    /// The claim is there, with another count.
+    /// The claim is there, with another token.
     Other,
 }
 
@@ -228,7 +229,7 @@ impl Node {
         self.client.servers.link(None).await
     }
 
-    /// The same error with the name of the node in it, unless it is there already.
+    /// The same error with the node's host in its message.
     pub(super) fn blame(&self, error: &Error) -> Error {
         let (host, said) = (self.host().to_string(), error.message());
         let message = if said.contains(&host) {
@@ -243,11 +244,11 @@ impl Node {
         }
     }
 
-    /// The connection to vote on. A server that restarted a moment ago may have given a vote
-    /// before that it has forgotten: it does not vote until that one has ended.
+    /// The connection to vote on. A server that restarted recently may have forgotten a vote, so it
+    /// does not vote until that vote must have expired.
     ///
     /// # Errors
-    /// Nothing was asked for.
+    /// Never applied: no vote was asked for yet.
     async fn voter(&self) -> Result<Link<Connection>> {
         let link = self.link().await?;
         let identity = link.connection.identity();
@@ -255,7 +256,7 @@ impl Node {
             let votes = identity.started + guard;
             if !votes.has_passed() {
                 let message = format!(
-                    "{} restarted a moment ago and may have forgotten locks; it votes in {:.0?} (see restart_guard=)",
+                    "{} restarted recently and may have forgotten locks; it votes in {:.0?} (see restart_guard=)",
                     self.host(),
                     votes.remaining()
                 );
@@ -265,8 +266,8 @@ impl Node {
         Ok(link)
     }
 
-    /// Runs a script whose answer begins with the id of the claim and `which` of its requests this
-    /// was: a connection that has lost a reply takes every later one for another's.
+    /// Runs a script whose reply begins with the claim's id and `which`, the request that it
+    /// answers. On a connection that lost a reply, every later reply would go to the wrong request.
     async fn run(
         &self,
         link: &mut Link<Connection>,
@@ -297,10 +298,11 @@ impl Node {
         };
         let asked_on = &ballot.asked_on[self.at];
         asked_on.store(link.generation(), Ordering::SeqCst);
-        // Either this sees that the try was given up, or who gives it up sees that it was sent.
+        // Either this load sees that the attempt was given up, or the retraction sees that the
+        // request was sent.
         if ballot.given_up.load(Ordering::SeqCst) {
             asked_on.store(0, Ordering::SeqCst);
-            let message = "the try was given up before it was sent";
+            let message = "the attempt was given up before it was sent";
             return Vote::Failed(Error::new(ErrorKind::Unreachable, "enter", message));
         }
         let which = ballot.proposal.to_string();
@@ -326,7 +328,7 @@ impl Node {
         vote
     }
 
-    /// Gives a vote back: the one with this count, or any with 0.
+    /// Retracts a vote: the one with the token `count`, or any if `count` is 0.
     pub(super) async fn retract(
         &self,
         keys: &LineKeys,
@@ -356,18 +358,18 @@ impl Node {
         }
     }
 
-    /// Tells those who wait that a line has become free.
+    /// Notifies waiters that a line is free.
     pub(super) async fn tell(&self, keys: &LineKeys) -> Result<()> {
         let link = self.link().await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(format!("{FREE}{}", keys.key)).arg("");
-        // Whoever is not told finds out by trying.
+        // A waiter that misses the message finds out when it tries again.
         let _told: redis::RedisResult<i64> = self.client.ask("evict", &link, &publish).await?;
         Ok(())
     }
 
-    /// Raises the last token of a line, and gives the claim's vote this token; what is left of
-    /// the vote, `None` when the claim has none here.
+    /// Raises the line's last token and sets the token of the claim's vote. Returns the time left
+    /// on the vote; `None` when the claim has no vote here.
     pub(super) async fn raise(
         &self,
         keys: &LineKeys,
@@ -392,7 +394,7 @@ impl Node {
     }
 }
 
-/// Refuses a server that is another node already: it would vote twice.
+/// Refuses a server that is another node already, because it would vote twice.
 fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<()> {
     let mut run_ids = run_ids.lock();
     let same = run_ids
@@ -409,7 +411,7 @@ fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<
     Ok(())
 }
 
-/// Now, in microseconds since 1970: the floor of tokens.
+/// The wall clock in microseconds since 1970, the floor of tokens.
 pub(super) fn clock() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.as_micros() as u64)
@@ -455,7 +457,7 @@ mod tests {
         votes_once(&known, 0, &host, "a").unwrap();
         let twice = votes_once(&known, 2, &host, "a").unwrap_err();
         assert_eq!(twice.kind(), ErrorKind::Config);
-        // Restarted, it is another one.
+        // After a restart it has another `run_id`.
         votes_once(&known, 0, &host, "b").unwrap();
         votes_once(&known, 2, &host, "a").unwrap();
     }

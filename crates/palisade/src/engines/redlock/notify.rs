@@ -1,4 +1,4 @@
-//! Notifications: each server's alarms and changes, as one stream.
+//! Notifications: the alarms and changes of all servers, merged into one stream.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::core::error::Result;
 use crate::core::report::Scope;
 use crate::engines::redis::notify;
 
-/// The alarms of all servers: an eviction is told by each.
+/// The alarms of all servers; each of them announces an eviction.
 pub(super) fn alarms(engine: &Arc<Redlock>) -> BoxStream<Alarm> {
     let nodes = engine.nodes.iter();
     stream::select_all(nodes.map(|node| notify::alarms(Arc::clone(&node.client)))).boxed()
 }
 
-/// Changes at any server. One that can't be watched is no error while a majority can: every change
+/// Changes at any server. Servers that can't be watched are no error while a majority can: a change
 /// that a survey shows happens at a majority.
 pub(super) fn watch(engine: &Arc<Redlock>, scope: &Scope) -> BoxStream<Result<()>> {
     let changes = engine.nodes.iter().map(|node| {

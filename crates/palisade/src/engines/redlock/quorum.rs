@@ -1,19 +1,20 @@
-//! What a majority of votes comes to. Pure functions.
+//! What a set of votes amounts to. Pure functions.
 
 use std::time::Duration;
 
 use super::node::Vote;
 
-/// The token of a claim that has these votes, and whether it must be raised first.
+/// The token of a claim with these votes, and whether it must be written back first.
 ///
-/// Each server counts past every token that it has seen, and every grant before was seen by a
-/// majority: the greatest count of a majority is above all of them. So is one that a majority
-/// agrees on. It counts only when a majority has seen it too; otherwise it is written back to one.
+/// Each server counts above every token that it has seen, and a majority has seen every earlier
+/// grant. So both the greatest count of a majority and a count on which a majority agrees are above
+/// all earlier tokens. A token is valid only once a majority has seen it; otherwise it is written
+/// back to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
-    /// A majority has counted this.
+    /// A majority has counted this token.
     Agreed(u64),
-    /// The greatest count, which no majority knows of yet.
+    /// The greatest count, which no majority has seen yet.
     Raise(u64),
 }
 
@@ -23,18 +24,18 @@ pub(super) fn token(counts: &[u64], quorum: usize) -> Option<Token> {
     agreed.or_else(|| counts.iter().max().map(|most| Token::Raise(*most)))
 }
 
-/// How long a majority goes on: the quorum-th largest of what is left at each server.
+/// How long a majority of the votes lasts: the quorum-th largest time left.
 pub(super) fn lasting(mut left: Vec<Duration>, quorum: usize) -> Option<Duration> {
     left.sort_unstable_by(|a, b| b.cmp(a));
     left.get(quorum - 1).copied()
 }
 
-/// When a majority may be free: the quorum-th smallest time at which each server may be.
+/// When a majority may be free: the quorum-th smallest time until a server may be.
 pub(super) fn free_in(votes: &[Option<Vote>], quorum: usize) -> Option<Duration> {
     let mut due: Vec<Duration> = votes
         .iter()
         .filter_map(|vote| match vote {
-            // Given back by then.
+            // Retracted by then.
             Some(Vote::Held { .. }) => Some(Duration::ZERO),
             Some(Vote::Busy { due, .. }) => Some(*due),
             _ => None,
@@ -44,8 +45,8 @@ pub(super) fn free_in(votes: &[Option<Vote>], quorum: usize) -> Option<Duration>
     due.get(quorum - 1).copied()
 }
 
-/// A permit that a majority of the servers may give, with the fewest that have given it away;
-/// `spread` picks among equals, so that clients don't all try the same.
+/// A permit that a majority of the servers can still give, preferring the one that the fewest have
+/// given. `spread` breaks ties, so that clients do not all try the same permit.
 pub(super) fn permit(
     votes: &[Option<Vote>],
     quorum: usize,

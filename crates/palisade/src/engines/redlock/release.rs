@@ -1,5 +1,5 @@
-//! Giving places up, and changing them: leave, amend, evict. Every server is asked; a majority
-//! decides, and the others are seen to in the background.
+//! `leave`, `amend` and `evict`. All servers are asked and a majority decides; the rest are
+//! completed in the background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::redis::keys::LineKeys;
 
-/// How long a claim that was left is remembered here; the servers remember it as long.
+/// How long a claim that was left is remembered here; the servers remember it for the same time.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
-/// How often, and after what, a server that did not answer is asked again to give a vote up.
+/// How often, and after what pause, a server that did not answer is asked again to retract a vote.
 const AGAIN: (u32, Duration) = (3, Duration::from_millis(300));
 
 pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left> {
@@ -39,7 +39,7 @@ pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left
     }
     let under_way = engine.under_way.lock().remove(&id);
     let (count, in_doubt) = (ticket.sequence, ticket.in_doubt);
-    // Whether this grant was found at any server.
+    // Whether any server had this grant.
     let found = Arc::new(AtomicBool::new(false));
     let retract = move |node: Arc<Node>| {
         let (keys, under_way) = (keys.clone(), under_way.clone());
@@ -54,7 +54,7 @@ pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left
             let answer = retract(&node, &keys, id, count, doubt).await;
             match answer {
                 Ok(Retracted::Left) => found.store(true, Ordering::Relaxed),
-                // It counted differently for this grant, and is the last to be asked.
+                // Another server had this grant, so this one counted another token for it.
                 Ok(Retracted::Other) if found.load(Ordering::Relaxed) => {
                     return retract(&node, &keys, id, 0, Doubt::No).await;
                 }
@@ -90,7 +90,7 @@ pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left
     })
 }
 
-/// Asks one server to give a vote up, a few times.
+/// Asks one server to retract a vote, with retries.
 async fn retract(
     node: &Node,
     keys: &LineKeys,
@@ -110,12 +110,12 @@ async fn retract(
     }
 }
 
-/// A server had counted differently for a claim that is left: its vote goes too.
+/// Retracts the vote of a server that counted another token for a claim that is left.
 fn give_up(engine: &Arc<Redlock>, at: usize, ticket: &Ticket) {
     let (engine, name, id) = (Arc::clone(engine), ticket.name.clone(), ticket.claim);
     tokio::spawn(async move {
         if let Ok(keys) = engine.keys.line(&name) {
-            // It ends by its ttl otherwise.
+            // If it fails, the vote expires.
             let _ = retract(&engine.nodes[at], &keys, id, 0, Doubt::No).await;
         }
     });
@@ -157,7 +157,7 @@ pub(super) async fn evict(
     let waiter = id.parse::<ClaimId>().ok();
     let waiter = waiter.and_then(|claim| engine.waiting.get(claim));
     if let Some(waiter) = waiter.filter(|waiter| waiter.claim.name == *name && waiter.is_idle()) {
-        // It has nothing on the servers.
+        // An idle waiter has nothing on the servers.
         waiter.set(match eviction {
             Eviction::Mark => Stage::Evicted,
             Eviction::Remove => Stage::Gone,

@@ -1,5 +1,5 @@
-//! Renewing: a lease lives on when a majority of all servers has re-armed it, not of those that
-//! once voted for it. Nothing is re-created.
+//! Renews leases: a lease lives on when a majority of all servers has renewed it, not just of those
+//! that voted for it. A renewal never re-creates a vote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::core::engine::{BoxFuture, Renewal};
 use crate::core::error::{Error, ErrorKind};
 use crate::core::ticket::{Lease, LeaseStart};
 
-/// What the servers have said of one lease.
+/// The servers' answers for one lease.
 #[derive(Default)]
 struct Count {
     held: Vec<Duration>,
@@ -32,7 +32,7 @@ impl Count {
         }
     }
 
-    /// What a majority says; `None` while others may still make one.
+    /// The majority's answer; `None` while it is still open.
     fn decided(&self, nodes: usize, quorum: usize, sent: BootTime) -> Option<Renewal> {
         if let Some(ttl) = quorum::lasting(self.held.clone(), quorum) {
             return Some(Renewal::Held(LeaseStart { sent, ttl }));
@@ -52,7 +52,7 @@ pub(super) async fn renew(
 ) -> Vec<Renewal> {
     let here = |lease: &Lease| {
         let waiter = engine.waiting.get(lease.ticket.as_ref()?.claim)?;
-        // One that was granted a moment ago is for the servers to renew.
+        // The lease of a claim that was granted just now is on the servers.
         let held = matches!(waiter.stage(), Stage::Held(_));
         (!held).then(|| waiter.renew())
     };
@@ -88,7 +88,7 @@ pub(super) async fn renew(
         }
     }
     if !renewing.is_empty() {
-        // So that a connection without an answer is given up in time.
+        // The remaining requests run on, so that a connection without a reply is dropped in time.
         tokio::spawn(async move { while renewing.next().await.is_some() {} });
     }
     for (at, count) in remote.into_iter().zip(counts) {

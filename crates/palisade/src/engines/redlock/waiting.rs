@@ -1,9 +1,9 @@
-//! `Waiting`: the claims of this client that wait, and the lines that they listen for.
+//! `Waiting`: the waiting claims of this client, and the lines that they listen to.
 //!
-//! A waiting claim has nothing on the servers. Its lease is kept here: it ends unless it is renewed,
-//! and while a try is under way it counts from the beginning of that try, because that is when the
-//! servers began to count. A line that somebody waits for is subscribed to at every server; a line
-//! that nobody has waited for lately no longer.
+//! A waiting claim has nothing on the servers. Its lease is kept here and ends unless it is
+//! renewed. While an attempt is in flight, the lease counts from the start of the attempt, because
+//! the servers count from then. A line with waiters is subscribed to at every server, and
+//! unsubscribed some time after its last waiter has gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,8 +23,7 @@ use crate::core::ticket::LeaseStart;
 use crate::engines::redis::keys::LineKeys;
 use crate::engines::redis::notify::FREE;
 
-/// How long a line that nobody waits for stays subscribed: whoever waited for it once often waits
-/// again soon.
+/// How long a line stays subscribed after its last waiter, because its waiters often return soon.
 const LINGERING: Duration = Duration::from_secs(10);
 
 /// A claim that waits.
@@ -32,25 +31,25 @@ pub(super) struct Waiter {
     pub(super) claim: Arc<Claim>,
     pub(super) keys: LineKeys,
     pub(super) line: Arc<LineWatch>,
-    /// Rung when its place has changed by other means than a message.
+    /// Notified when its stage has changed; the messages of servers go to [`LineWatch`].
     pub(super) bell: Notify,
     state: Mutex<State>,
 }
 
 struct State {
     armed: LeaseStart,
-    /// Since when a try is under way.
+    /// The start of the attempt in flight.
     trying: Option<BootTime>,
-    /// When to try by itself.
+    /// When it tries even without a notification.
     due: BootTime,
-    /// What the servers had told when the last try began.
+    /// The servers' notification counts when the last attempt began.
     told: Vec<u64>,
-    /// How many tries have failed because votes were split.
+    /// How many attempts failed because of split votes.
     splits: u32,
     stage: Stage,
 }
 
-/// What has become of it.
+/// The stage of a waiting claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Waiting,
@@ -60,7 +59,7 @@ pub(super) enum Stage {
 }
 
 impl Waiter {
-    /// Where it stands; its lease may have ended.
+    /// The current stage; `Gone` once its lease has ended.
     pub(super) fn stage(&self) -> Stage {
         let mut state = self.state.lock();
         let ended = (state.armed.sent + state.armed.ttl).has_passed();
@@ -79,7 +78,7 @@ impl Waiter {
         self.state.lock().due
     }
 
-    /// How many servers have told since the last try began that the line is free.
+    /// How many servers have notified since the last attempt began that the line is free.
     pub(super) fn told(&self) -> usize {
         let (state, now) = (self.state.lock(), self.line.rung.borrow());
         let told = state.told.iter().zip(now.iter());
@@ -91,40 +90,40 @@ impl Waiter {
         self.due().has_passed() || self.told() >= quorum
     }
 
-    /// A try begins.
+    /// An attempt begins.
     pub(super) fn tries(&self) {
         let mut state = self.state.lock();
         state.trying = Some(BootTime::now());
         state.told.clone_from(&self.line.rung.borrow());
     }
 
-    /// Whether nothing of it can be on the servers, or be under way to them.
+    /// Whether nothing of it can be on the servers or in flight to them.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state.lock();
         state.trying.is_none() && !matches!(state.stage, Stage::Held(_))
     }
 
-    /// A try has ended, and the next is due then.
+    /// An attempt has ended; the next one is due at `due`.
     pub(super) fn tried(&self, due: BootTime) {
         let mut state = self.state.lock();
         (state.trying, state.due) = (None, due);
     }
 
-    /// Another claim of this client has tried meanwhile, which says as much as a try of its own.
+    /// Adopts the result of an attempt by another claim of this client.
     pub(super) fn spared(&self, turn: &Turn) {
         let mut state = self.state.lock();
         state.told.clone_from(&turn.told);
         state.due = turn.due;
     }
 
-    /// How often votes were split, this time included.
+    /// Counts another attempt with split votes, and returns their number.
     pub(super) fn split(&self) -> u32 {
         let mut state = self.state.lock();
         state.splits += 1;
         state.splits
     }
 
-    /// Renews it here.
+    /// Renews its local lease.
     pub(super) fn renew(&self) -> Renewal {
         match self.stage() {
             Stage::Gone => Renewal::Lost,
@@ -142,36 +141,36 @@ impl Waiter {
     }
 }
 
-/// A connection that is subscribed, and whether it is over.
+/// A subscribed connection, and whether it has ended.
 type Heard = (MultiplexedConnection, watch::Receiver<bool>);
 
-/// The messages of one line.
+/// The notifications of one line.
 pub(super) struct LineWatch {
     channel: String,
-    /// How often each node has said that the line has become free.
+    /// How many times each node has notified that the line is free.
     rung: watch::Sender<Vec<u64>>,
-    /// The connection to each node that hears them.
+    /// The connection to each node that is subscribed.
     heard_on: Mutex<Vec<Option<Heard>>>,
-    /// One waiting claim of this client tries at a time.
+    /// Only one waiting claim of this client tries at a time.
     pub(super) turn: Arc<AsyncMutex<Turn>>,
-    /// How many claims of this client wait for it or are about to ask for it.
+    /// How many claims of this client wait for the line or are about to ask for it.
     users: AtomicU64,
     idle_since: AtomicU64,
 }
 
-/// The last try of a waiting claim of this client.
+/// The last attempt of any waiting claim of this client.
 pub(super) struct Turn {
     pub(super) began: BootTime,
-    /// What the servers had told when it began.
+    /// The servers' notification counts when it began.
     told: Vec<u64>,
-    /// When the next is due.
+    /// When the next attempt is due.
     pub(super) due: BootTime,
-    /// Whether it has left nothing for others of this client.
+    /// Whether it left nothing for other claims of this client.
     pub(super) is_full: bool,
 }
 
 impl Turn {
-    /// A try begins.
+    /// An attempt begins.
     pub(super) fn begin(&mut self, line: &LineWatch) {
         self.began = BootTime::now();
         self.told.clone_from(&line.rung.borrow());
@@ -209,7 +208,8 @@ pub(super) struct Waiting {
     nodes: usize,
     claims: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
     lines: Mutex<HashMap<String, Arc<LineWatch>>>,
-    /// Subscribing and unsubscribing, one at a time: the last word on a channel must be right.
+    /// Serializes SUBSCRIBE and UNSUBSCRIBE, so that the last one sent for a channel is the right
+    /// one.
     subscribing: AsyncMutex<()>,
 }
 
@@ -223,7 +223,7 @@ impl Waiting {
         }
     }
 
-    /// A node has said that the line of this key is free there.
+    /// A node has notified that the line of this key is free there.
     pub(super) fn ring(&self, key: &str, at: usize) {
         let line = self.lines.lock().get(key).cloned();
         if let Some(line) = line {
@@ -235,7 +235,7 @@ impl Waiting {
         self.claims.lock().get(&claim).cloned()
     }
 
-    /// A claim is about to ask for this line.
+    /// Registers a claim that is about to ask for the line.
     pub(super) fn approach(&self, keys: &LineKeys) -> Approach<'_> {
         let (line, others) = self.use_line(keys);
         Approach {
@@ -246,7 +246,7 @@ impl Waiting {
         }
     }
 
-    /// One more uses a line; says how many others do.
+    /// Adds a user to a line, and returns how many others it had.
     fn use_line(&self, keys: &LineKeys) -> (Arc<LineWatch>, u64) {
         let mut lines = self.lines.lock();
         let made = || Arc::new(LineWatch::new(&keys.key, self.nodes));
@@ -255,7 +255,7 @@ impl Waiting {
         (Arc::clone(line), others)
     }
 
-    /// A claim waits from here on.
+    /// Adds a waiting claim.
     pub(super) fn add(
         &self,
         claim: &Arc<Claim>,
@@ -283,7 +283,7 @@ impl Waiting {
         waiter
     }
 
-    /// A claim waits no longer.
+    /// Removes a claim that no longer waits.
     pub(super) fn forget(&self, claim: ClaimId) -> Option<Arc<Waiter>> {
         let waiter = self.claims.lock().remove(&claim);
         self.gone(waiter.clone());
@@ -298,8 +298,8 @@ impl Waiting {
         }
     }
 
-    /// Listens for messages of the line at every server that can be asked, `limit` at the longest. What
-    /// can't be heard is found by trying now and then.
+    /// Subscribes to the line at every server that can be reached within `limit`. Where that fails,
+    /// periodic attempts find out.
     pub(super) async fn listen(&self, engine: &Redlock, line: &LineWatch, limit: Duration) {
         if (0..self.nodes).all(|at| line.is_heard(at)) {
             return;
@@ -320,11 +320,11 @@ impl Waiting {
             }))
             .await;
         };
-        // A silent server must not keep the others from being heard.
+        // An unresponsive server must not delay the subscriptions to the others.
         let _ = tokio::time::timeout(limit, subscribe).await;
     }
 
-    /// Ends the subscriptions of lines that nobody has waited for lately.
+    /// Unsubscribes from lines that have had no users for [`LINGERING`].
     async fn unsubscribe_idle(&self) {
         let now = BootTime::now();
         let idle = |line: &LineWatch| {
@@ -339,7 +339,7 @@ impl Waiting {
             let heard = std::mem::take(&mut *line.heard_on.lock());
             for (mut connection, over) in heard.into_iter().flatten() {
                 if !*over.borrow() {
-                    // What is still heard of it finds nobody.
+                    // A message that still arrives finds no waiter.
                     let _ = connection.unsubscribe(&line.channel).await;
                 }
             }
@@ -347,12 +347,12 @@ impl Waiting {
     }
 }
 
-/// A claim that asks for a line for the first time.
+/// A claim that is about to ask for a line.
 pub(super) struct Approach<'a> {
     waiting: &'a Waiting,
     line: Arc<LineWatch>,
     key: String,
-    /// Whether others of this client ask or wait already.
+    /// Whether other claims of this client already ask or wait for it.
     pub(super) others: bool,
 }
 
@@ -362,7 +362,7 @@ impl Drop for Approach<'_> {
         let now = BootTime::now().as_nanos();
         self.line.idle_since.store(now, Ordering::Relaxed);
         let last = self.line.users.fetch_sub(1, Ordering::Relaxed) == 1;
-        // What nobody ever listened for has nothing to linger for.
+        // A line that was never subscribed to need not linger.
         if last && self.line.heard_on.lock().iter().all(Option::is_none) {
             lines.remove(&self.key);
         }

@@ -1,6 +1,6 @@
-//! `enter` and `wait`: a place is a node; creating it and reading who is ahead are one round trip,
-//! since a session's requests are done in order. A waiter watches the nearest one that excludes
-//! it, and looks when that changes.
+//! `enter` and `wait`. A place is a znode. Creating it and reading who is ahead take one round
+//! trip, because a session's requests are executed in order. A waiter watches the nearest place
+//! that excludes it, and reads the line again when that changes.
 
 use std::sync::Arc;
 
@@ -20,28 +20,28 @@ use crate::core::sync::sleep_until;
 use crate::core::ticket::Ticket;
 use crate::core::wait::look_by;
 
-/// What is known of a claim of this client from its enter to its leave.
+/// A claim of this client, from its enter to its leave.
 #[derive(Clone)]
 pub(super) struct Known {
     pub(super) session: Arc<Session>,
     pub(super) line: Arc<str>,
     pub(super) ask: Ask,
-    /// Its place; `None` until a create was answered.
+    /// Its znode; `None` until a create was answered.
     pub(super) node: Option<Node>,
-    /// Whose change may let it in.
+    /// The place whose change may grant it.
     pub(super) ahead: Option<Ahead>,
-    /// Whether an operator asks for it back.
+    /// Whether an operator evicts it.
     pub(super) evicted: bool,
-    /// Whether it is an agent's, so that others look whether it is renewed.
+    /// Whether it belongs to an agent, so that other agents check whether it is renewed.
     pub(super) is_agents: bool,
 }
 
-/// The node of a claim.
+/// The znode of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
-    /// The child of the line.
+    /// The name of the child of the line.
     pub(super) name: String,
-    /// The transaction that made the claim's first node.
+    /// The czxid of the claim's first znode.
     pub(super) token: i64,
 }
 
@@ -51,10 +51,11 @@ impl Node {
     }
 }
 
-/// How often an enter is repeated when the session it was to live with has ended.
+/// How often an enter is repeated because its session has ended.
 const SESSIONS: usize = 3;
 
-/// How often the nodes above a line are made again: a container that is empty can go at any time.
+/// How often the parents of a line are created again: an empty container can be removed at any
+/// time.
 const PARENTS: usize = 8;
 
 pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered> {
@@ -75,7 +76,8 @@ pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered>
             evicted: again.is_some_and(|known| known.evicted),
             is_agents: claim.owner.agent.is_some(),
         };
-        // Before anything is sent: a leave must find the place of an enter that was dropped.
+        // Recorded before anything is sent, so that a leave finds the place of an enter that was
+        // dropped.
         engine.known.lock().insert(claim.id, known);
         let entry = Entry {
             engine,
@@ -85,13 +87,13 @@ pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered>
         };
         let entered = entry.enter(before.is_some()).await;
         let taken = match &entered {
-            // Nothing lives with a session that has ended.
+            // A session that has ended has no znodes.
             Err(error) if error.kind() == ErrorKind::Lost => continue,
             Ok(entered) => !matches!(entered, Entered::Busy),
             Err(error) => error.outcome() != Outcome::NotApplied,
         };
         if !taken {
-            // An earlier copy may still be under way; without one there is nothing to know.
+            // An earlier copy may still be in flight; without one the claim is forgotten.
             let mut known = engine.known.lock();
             match before {
                 Some(before) => known.insert(claim.id, before),
@@ -104,7 +106,7 @@ pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered>
     Err(Error::new(ErrorKind::Unreachable, "enter", message).maybe_applied())
 }
 
-/// One try of one claim on one session.
+/// One attempt of a claim on one session.
 struct Entry<'a> {
     engine: &'a Arc<Inner>,
     claim: &'a Claim,
@@ -122,7 +124,7 @@ impl Entry<'_> {
         if tried && let Some((node, names)) = self.find().await? {
             return self.place(node, &names, true).await;
         }
-        // A claim that does not queue looks first, so that it writes only where it may hold.
+        // A claim that does not queue reads first, so that it writes only if it may hold.
         if !self.claim.queue {
             match self.names().await? {
                 Some(names) if !Snapshot::new(&names).has_room(self.claim.ask)? => {
@@ -142,7 +144,8 @@ impl Entry<'_> {
         if let Some(names) = names {
             return self.place(node, &names, self.claim.queue).await;
         }
-        // Whoever is ahead excludes it: one that is our own need not be looked for.
+        // Any place ahead excludes it, so if one of this client is ahead, the line need not be
+        // read.
         let own = self.engine.known.lock().ahead_of(self.line, &node);
         match own {
             Some(ahead) => Ok(self.placed(node, Some(Ahead::Child(ahead)))),
@@ -153,7 +156,8 @@ impl Entry<'_> {
         }
     }
 
-    /// The children of the line as the leader has them; `None` when there is no such node.
+    /// The children of the line, after a `sync` with the leader; `None` when the line does not
+    /// exist.
     async fn names(&self) -> Result<Option<Vec<String>>> {
         let requests = vec![
             Request::sync(self.line),
@@ -163,10 +167,10 @@ impl Entry<'_> {
         children(&answers)
     }
 
-    /// The place that an earlier copy of this enter has taken. Whatever was sent before the
-    /// connection broke has come to its end: the server lets go of the old connection before it
-    /// takes the session on another one. A node of an earlier session is not ours, though it has
-    /// our name (CURATOR-498, CURATOR-604): it goes.
+    /// The place that an earlier copy of this enter has taken. Requests sent before the connection
+    /// broke have been executed or dropped: the server closes the old connection before it accepts
+    /// the session on another one. A znode of an earlier session is not ours although it has our
+    /// name (CURATOR-498, CURATOR-604), so it is deleted.
     async fn find(&self) -> Result<Option<(Node, Vec<String>)>> {
         let Some(names) = self.names().await? else {
             return Ok(None);
@@ -193,7 +197,7 @@ impl Entry<'_> {
         Ok(None)
     }
 
-    /// Takes the last place, and reads who is in the line if that is asked for.
+    /// Takes the last place, and with `list` also reads the line.
     async fn create(&self, list: bool) -> Result<(Node, Option<Vec<String>>)> {
         let (engine, acl) = (self.engine, &self.engine.client.acl);
         let ticket = engine.keys.ticket(self.claim.id, self.claim.ask);
@@ -241,15 +245,15 @@ impl Entry<'_> {
                 Err(refused) => return Err(error::refused("enter", refused)),
             }
         }
-        let message = "the nodes above the line are removed as soon as they are made";
+        let message = "the nodes above the line are removed as soon as they are created";
         Err(Error::new(ErrorKind::Unreachable, "enter", message))
     }
 
-    /// Where the claim, whose node is there, stands in the line as it was seen.
+    /// The result for a claim whose znode exists, from the line as it was read.
     async fn place(&self, node: Node, names: &[String], queue: bool) -> Result<Entered> {
         let snapshot = Snapshot::new(names);
         let Some(at) = snapshot.find(&node.name) else {
-            let message = "the place was taken away while it was asked for";
+            let message = "the place was removed while the request was in flight";
             return Err(Error::new(ErrorKind::Unreachable, "enter", message).maybe_applied());
         };
         if let Some((live, asked)) = snapshot.line.seats[at].extra.misfit {
@@ -264,7 +268,7 @@ impl Entry<'_> {
         Ok(self.placed(node, ahead))
     }
 
-    /// The claim has its place, behind whom it waits for.
+    /// Records the claim's place and what it waits for.
     fn placed(&self, node: Node, ahead: Option<Ahead>) -> Entered {
         let sequence = node.sequence();
         let place = match ahead {
@@ -283,7 +287,8 @@ impl Entry<'_> {
                 native: Some(native.into()),
                 ..Ticket::own(self.claim.name.clone(), self.claim.id)
             },
-            // Every write that a majority took re-arms the session, that of this place included.
+            // Every write that a majority accepted renews the session, including the one for this
+            // place.
             armed: self.session.armed(),
             place,
         }
@@ -292,12 +297,12 @@ impl Entry<'_> {
     async fn give_back(&self, node: &Node) -> Result<()> {
         let path = format!("{}/{}", self.line, node.name);
         let given = self.call(vec![Request::delete(&path)]).await;
-        // Without an answer the place may still be there.
+        // Without a reply the place may still exist.
         given.map(drop).map_err(Error::maybe_applied)
     }
 }
 
-/// The children in the last answer; `None` when there is no such node.
+/// The children in the last answer; `None` when the znode does not exist.
 pub(super) fn children(answers: &[Answer]) -> Result<Option<Vec<String>>> {
     match answers.last().ok_or_else(unexpected)?.children() {
         Ok((names, _)) => Ok(Some(names)),
@@ -310,8 +315,8 @@ pub(super) fn unexpected() -> Error {
     Error::new(ErrorKind::Internal, "call", "answers are missing (bug)").maybe_applied()
 }
 
-/// Sleeps until the place may have changed, and looks. Whatever changes after the last look is
-/// pushed; what changed before the watch began is found when it begins.
+/// Sleeps until the place may have changed, then reads the line. A change after the last read fires
+/// the watch. A change before the watch was set is found when it is set.
 pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Result<Place> {
     let known = engine.known(ticket.claim);
     let Some((known, node)) = known.and_then(|known| Some((known.clone(), known.node?))) else {
@@ -328,13 +333,13 @@ pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Re
         node: &node,
     };
     match waiter.wait(ahead, until).await {
-        // The session ended, and the place with it.
+        // The session has ended, and with it the place.
         Err(error) if error.kind() == ErrorKind::Lost => Ok(Place::Gone),
         waited => waited,
     }
 }
 
-/// One claim that waits.
+/// One waiting claim.
 struct Waiter<'a> {
     engine: &'a Inner,
     ticket: &'a Ticket,
@@ -355,7 +360,7 @@ impl Waiter<'_> {
     async fn wait(&self, mut ahead: Option<Ahead>, until: BootTime) -> Result<Place> {
         loop {
             let seen = match ahead.take() {
-                // Known from the enter, or from an earlier look.
+                // From the enter, or from an earlier read.
                 Some(ahead) => Err(ahead),
                 None => {
                     let look = Request::children(&self.known.line, false);
@@ -388,12 +393,13 @@ impl Waiter<'_> {
         }
     }
 
-    /// Sleeps until the one ahead changes, or `until`, when it answers that nothing has.
+    /// Sleeps until the place ahead changes, or until `until`, when it returns that the claim still
+    /// waits.
     async fn sleep_on(&self, name: &str, until: BootTime) -> Result<Option<Place>> {
         let ahead = self.path(name);
         let mut fired = self.known.session.watch(&ahead, Watched::Node);
         let answers = self.call(vec![Request::data(&ahead, true)]).await?;
-        // Gone before the watch began.
+        // It was gone before the watch was set.
         if answers.iter().any(|answer| answer.error != 0) {
             return Ok(None);
         }
@@ -402,8 +408,8 @@ impl Waiter<'_> {
                 _ = &mut fired => return Ok(None),
                 () = sleep_until(look_by(until)) => {}
             }
-            // Both are cheaper to ask for than the whole line; nobody pushes the end of one's own
-            // place.
+            // Two `exists` are cheaper than reading the whole line. No watch reports the end of the
+            // claim's own znode.
             let own = Request::exists(&self.path(&self.node.name));
             let answers = self.call(vec![own, Request::exists(&ahead)]).await?;
             let [own, ahead] = answers.as_slice() else {
@@ -418,8 +424,8 @@ impl Waiter<'_> {
         }
     }
 
-    /// Where the claim stands in the line that was read, or whom it waits for. Only a look with
-    /// its own node in the answer counts.
+    /// The claim's place in the line that was read, or the place that it waits for. Only a read
+    /// that contains its own znode counts.
     fn place(&self, names: Option<Vec<String>>) -> std::result::Result<Place, Ahead> {
         let snapshot = Snapshot::new(&names.unwrap_or_default());
         let Some(at) = snapshot.find(&self.node.name) else {

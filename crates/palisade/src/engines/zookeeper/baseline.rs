@@ -1,7 +1,5 @@
-//! ZooKeeper's own raw operations: what a lock costs with nothing of palisade in between.
-//!
-//! Create, getChildren and delete one after the other, as every recipe does it; a watch and a
-//! delete for a baton. Over the same client and connection.
+//! The raw operations that `bench` compares with: create, getChildren and delete in sequence, as in
+//! every recipe, and a watch and a delete for a hand-over, with the same client and connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +16,13 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::Result;
 use crate::core::url::{Settings, Url};
 
-/// How long a lost event may hold a baton up.
+/// How long a lost event may delay a hand-over.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// Opens what the URL names.
+/// Opens the ensemble that the URL names.
 ///
 /// # Errors
-/// As the engine's own.
+/// As opening the engine.
 pub(super) async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
     let inner = super::config::open(url, settings).await?;
     Ok(Arc::new(Raw(Arc::new(inner))))
@@ -64,7 +62,7 @@ impl Inner {
         answers.into_iter().next().ok_or_else(unexpected)
     }
 
-    /// Makes a node, and those above it when they are missing.
+    /// Creates a znode, and its parents if they are missing.
     async fn make(&self, session: &Session, path: &str, lives: Lives) -> Result<String> {
         let acl = &self.client.acl;
         loop {

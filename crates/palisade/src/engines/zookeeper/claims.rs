@@ -1,7 +1,7 @@
-//! `Claims`: what is known of this client's claims, each from its enter to its leave.
+//! `Claims`: the claims of this client, each from its enter to its leave.
 //!
-//! Invariant: a claim is listed under its line as long as it is known, so that whoever enters sees
-//! in one step whether others of this client are in the line, however many names it holds.
+//! Invariant: a claim is listed under its line as long as it is known. So an enter sees in one step
+//! whether other claims of this client are in the line, however many names the client holds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -56,13 +56,12 @@ impl Claims {
         self.lines.get(line).into_iter().flatten().copied()
     }
 
-    /// Whether there are others in a line.
+    /// Whether other claims of this client are in the line.
     pub(super) fn has_others(&self, line: &str, claim: ClaimId) -> bool {
         self.in_line(line).any(|other| other != claim)
     }
 
-    /// The last node in a line that came before `node`: the older a node is, the further ahead it
-    /// is.
+    /// The last of our znodes in the line before `node`. An older znode is further ahead.
     pub(super) fn ahead_of(&self, line: &str, node: &Node) -> Option<String> {
         let own = self.in_line(line).filter_map(|claim| self.get(claim));
         let own = own.filter_map(|known| known.node.as_ref());

@@ -1,7 +1,8 @@
 //! `Client`: the sessions of one client, one per ttl, and calls on them.
 //!
-//! The first session is as long as the servers allow: it also serves whoever only looks, and tells
-//! the longest ttl. A session whose lease is over is never used again.
+//! The first session has the longest timeout that the servers allow: it also serves requests
+//! without a claim, and it shows the longest ttl. A session whose lease is over is never used
+//! again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +21,20 @@ use crate::core::ticket::LeaseId;
 use crate::engines::kit::shared_sessions::Maker;
 use crate::engines::kit::timed;
 
-/// See the module's text.
 pub(super) struct Client {
     pub(super) thread: Thread,
     pub(super) endpoints: Arc<Endpoints>,
     pub(super) timeout: Duration,
     pub(super) acl: Acl,
     pub(super) alarms: broadcast::Sender<Alarm>,
-    /// The longest session that the servers grant.
+    /// The longest session timeout that the servers grant.
     longest: Duration,
     sessions: Mutex<Vec<Arc<Session>>>,
     maker: Maker,
 }
 
-/// The session that a lease is one of: half as long again, so that what its holder believes ends
-/// well before the servers end it.
+/// The session timeout for a lease: 1.5 times the lease, so that a holder gives up well before the
+/// servers expire the session.
 fn session_for(ttl: Duration) -> Duration {
     // Whole milliseconds, rounded up.
     let millis = (ttl * 3 / 2).as_micros().div_ceil(1000);
@@ -45,7 +45,7 @@ impl Client {
     /// Connects, and learns the shortest and the longest ttl.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// As connecting.
     pub(super) async fn open(
         endpoints: Endpoints,
         timeout: Duration,
@@ -57,7 +57,7 @@ impl Client {
         let longest = Duration::from_millis(i32::MAX as u64);
         let (shortest, longest) =
             futures_util::future::try_join(open(Duration::from_millis(1)), open(longest)).await?;
-        // A lease that just fits: shorter ones would be granted more than they asked for.
+        // A lease that just fits: a shorter one would be granted more than it asked for.
         let min = (shortest.timeout() * 2 / 3) + Duration::from_millis(1);
         let max = longest.timeout() * 2 / 3;
         let client = Self {
@@ -73,10 +73,10 @@ impl Client {
         Ok((client, min.min(max), max))
     }
 
-    /// The session for claims of this ttl, begun when there is none that lives.
+    /// The session for claims of this ttl; a new one if none is alive.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// As connecting.
     pub(super) async fn for_ttl(&self, ttl: Duration) -> Result<Arc<Session>> {
         let timeout = session_for(ttl).min(self.longest);
         let find = || {
@@ -92,10 +92,10 @@ impl Client {
         self.maker.find_or_make(self.timeout, find, make).await
     }
 
-    /// A session for whoever only looks.
+    /// A session for requests without a claim.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// As connecting.
     pub(super) async fn any(&self) -> Result<Arc<Session>> {
         let find = || self.living().into_iter().next();
         let make = self.make(self.longest);
@@ -114,13 +114,13 @@ impl Client {
         sessions.clone()
     }
 
-    /// The session of a lease, while it lives.
+    /// The session of a lease, while it is alive.
     pub(super) fn of_lease(&self, lease: LeaseId) -> Option<Arc<Session>> {
         let mut living = self.living().into_iter();
         living.find(|session| session.lease() == lease)
     }
 
-    /// Uses it no more; `false` when it is the only one.
+    /// Stops using a session; `false` when it is the only one.
     pub(super) fn retire(&self, session: &Session) -> bool {
         let mut sessions = self.sessions.lock();
         let is_spare = sessions.len() > 1;
@@ -130,11 +130,11 @@ impl Client {
         is_spare
     }
 
-    /// Sends requests on a session, together, and waits for all answers.
+    /// Sends requests on a session, pipelined, and waits for all answers.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when they were not sent, or, maybe applied, not answered;
-    /// [`ErrorKind::Lost`] when the session is over.
+    /// [`ErrorKind::Unreachable`] when they were not sent, or, maybe applied, when they were not
+    /// answered; [`ErrorKind::Lost`] when the session has ended.
     pub(super) async fn call(
         &self,
         session: &Session,
@@ -155,8 +155,8 @@ impl Client {
         }
     }
 
-    /// The same for requests that change nothing, on any session; sent again when that one ends or
-    /// its connection does.
+    /// The same for read-only requests, on any session. They are retried when that session or its
+    /// connection ends.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] when they were not answered.
@@ -174,7 +174,7 @@ impl Client {
                     let message = "sessions end as soon as they begin";
                     return Err(Error::new(ErrorKind::Unreachable, operation, message));
                 }
-                // Nothing was to be changed.
+                // Read-only requests are never applied.
                 Err(error) => return Err(Error::new(error.kind(), operation, error.message())),
                 answered => return answered,
             }

@@ -1,22 +1,22 @@
-//! `ZooKeeperHold`: a hold as a condition for the user's own transactions.
+//! `ZooKeeperHold`: a hold as a condition in the user's own transactions.
 //!
-//! A `multi` that carries the check is applied only while the hold's node is there: checked by
-//! ZooKeeper in the same step, so that no pause of the writer can come in between.
+//! A `multi` with the check is applied only while the hold's znode exists. ZooKeeper checks it
+//! atomically with the writes, so a pause of the writer can't come in between.
 
 use super::keys::Child;
 use crate::core::hold::Hold;
 
-/// True in a `multi` exactly while the hold has its place.
+/// A check that passes in a `multi` exactly while the hold has its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Check {
-    /// The node of the place, the chroot included. No other node is ever called so.
+    /// The znode of the place, chroot included. No other znode ever has this name.
     pub path: String,
-    /// The version to check for: -1, any. A candidate's new value is no other place.
+    /// The version to check for: -1, any, because a candidate's new value changes the version.
     pub version: i32,
 }
 
-/// What holds of this engine can do beside the rest.
+/// Extensions for holds of `zookeeper:`.
 pub trait ZooKeeperHold {
     /// The check to put into the user's own `multi`, with any client of ZooKeeper (in Java
     /// `Op.check(path, version)`, with kazoo `transaction.check(path, version)`). `None` for a

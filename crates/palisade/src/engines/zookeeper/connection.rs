@@ -1,10 +1,10 @@
-//! `Endpoints`: the servers, and how a connection to one of them is made; `Connection`: one that
-//! has greeted.
+//! `Endpoints`: the servers, and how to connect to one of them. `Connection`: one after the session
+//! handshake.
 //!
-//! Servers are tried in turn, beginning with a random one. Whoever goes on with a session asks one
-//! server at a time, since a session lives on one connection. A server whose history ends before
-//! what this client has seen refuses, so that neither a lagging server nor one that was restored
-//! from a backup shows an older state.
+//! Servers are tried in turn, starting with a random one. To continue a session, one server is
+//! asked at a time, because a session lives on one connection. A server whose last zxid is lower
+//! than what this client has seen refuses it, so neither a lagging server nor one restored from a
+//! backup can show an older state.
 
 use std::io;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
 
-/// Longer than any packet that a server sends us (`jute.maxbuffer` is 1 MiB by default).
+/// More than any packet that a server sends (`jute.maxbuffer` is 1 MiB by default).
 const PACKET_MAX: usize = 64 << 20;
 
-/// Bytes to and from a server.
+/// A byte stream to a server.
 pub(super) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
@@ -36,47 +36,47 @@ pub(super) struct Endpoints {
     login: Login,
     pub(super) connect_timeout: Duration,
     next: AtomicUsize,
-    /// The last transaction that any session of this client has seen.
+    /// The highest zxid that any session of this client has seen.
     seen: AtomicI64,
     asked: Asked,
 }
 
-/// A session to go on with.
+/// The credentials to continue a session.
 #[derive(Debug, Clone)]
 pub(super) struct Ticket {
     pub(super) session: i64,
     pub(super) password: Vec<u8>,
 }
 
-/// A connection on which the server has taken a session.
+/// A connection on which the server has accepted a session.
 pub(super) struct Connection {
     pub(super) stream: Box<dyn Bytes>,
     pub(super) inbox: Vec<u8>,
     pub(super) greeted: Greeted,
-    /// When the greeting was sent.
+    /// When the connect request was sent.
     pub(super) sent: BootTime,
-    /// What logs in.
+    /// The auth packet, if there is a login.
     pub(super) login: Option<Vec<u8>>,
 }
 
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) enum NoConnection {
-    /// The session is over.
+    /// The session has ended.
     Over,
     Failed(Error),
 }
 
 impl Endpoints {
     /// # Errors
-    /// [`ErrorKind::Config`] when the files of certificates can't be used.
+    /// [`ErrorKind::Config`] when the certificate files can't be used.
     pub(super) fn new(
         hosts: Vec<Host>,
         tls: Option<Tls>,
         login: Login,
         connect_timeout: Duration,
     ) -> Result<Self> {
-        // Fails now rather than at the first connection.
+        // Fails now and not at the first connection.
         if let Some(tls) = &tls {
             tls.client_config()?;
         }
@@ -96,12 +96,13 @@ impl Endpoints {
         self.tls.is_some()
     }
 
-    /// Says that a server had applied this transaction.
+    /// Records a zxid that a server had applied.
     pub(super) fn saw(&self, zxid: i64) {
         self.seen.fetch_max(zxid, Ordering::Relaxed);
     }
 
-    /// A connection to the first server that takes the session, or a new one; `limit` is for each.
+    /// Connects to the first server that accepts the session, or opens a new session; `limit` is
+    /// per server.
     pub(super) async fn connect(
         &self,
         session: Option<&Ticket>,
@@ -119,14 +120,14 @@ impl Endpoints {
                 }
                 Ok(Ok(connection)) => {
                     self.asked.served();
-                    // The next connection of this client begins here, too.
+                    // The next connection of this client starts with this server.
                     self.next.fetch_sub(1, Ordering::Relaxed);
                     return Ok(connection);
                 }
                 Ok(Err(error)) => error,
                 Err(_) => unreachable(format!("{host} did not answer within {limit:?}")),
             };
-            // What a person must mend is told rather than what may pass.
+            // An error that needs a fix by the user takes precedence over a transient one.
             if refused.as_ref().is_none_or(Error::is_transient) {
                 refused = Some(error);
             }
@@ -141,7 +142,7 @@ impl Endpoints {
         session: Option<&Ticket>,
         timeout_ms: i32,
     ) -> Result<Connection> {
-        // Read for each connection: they are rotated.
+        // The login may have been rotated since the last connection.
         let login = self.login.fresh()?;
         let login = login.user.map(|user| {
             let secret = format!("{user}:{}", login.password.unwrap_or_default());
@@ -181,11 +182,11 @@ impl Endpoints {
         })
     }
 
-    /// A bare connection.
+    /// Opens a byte stream, before the session handshake.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when there is none; [`ErrorKind::Config`] when TLS can't be
-    /// agreed on.
+    /// [`ErrorKind::Unreachable`] when the server can't be reached; [`ErrorKind::Config`] when TLS
+    /// can't be negotiated.
     pub(super) async fn dial(&self, host: &Host) -> Result<Box<dyn Bytes>> {
         let no_tcp = |error: io::Error| {
             let why = match error.kind() {
@@ -193,7 +194,7 @@ impl Endpoints {
                 io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
                     ": there is no way to this host"
                 }
-                // The resolver's errors have no number.
+                // Errors of the resolver have no OS error number.
                 _ if error.raw_os_error().is_none() => ": the host's name is not known",
                 _ => "",
             };
@@ -220,7 +221,7 @@ impl Endpoints {
         Ok(Box::new(stream))
     }
 
-    /// Why a server did not take the greeting.
+    /// Explains why a server did not accept the session handshake.
     fn no_greeting(&self, host: &Host, error: &io::Error) -> Error {
         if let Some(tls) = cause::<rustls::Error>(error) {
             return config(about_tls("ZooKeeper", "zookeeper", tls));
@@ -240,7 +241,7 @@ impl Endpoints {
     }
 }
 
-/// Takes the first whole packet out of what has come.
+/// Takes the first complete packet out of the inbox.
 pub(super) fn take_packet(inbox: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     let Some(length) = inbox.first_chunk::<4>() else {
         return Ok(None);

@@ -1,7 +1,7 @@
-//! `Driver`: drives one session on one connection at a time, which it makes anew when it breaks.
+//! `Driver`: drives one session, on one connection at a time; it reconnects when that breaks.
 //!
-//! Requests are answered in the order in which they were sent; what was sent and not answered when
-//! the connection breaks may have been applied. Every write that a majority took re-arms the lease.
+//! Requests are answered in the order in which they were sent. Requests without an answer when the
+//! connection breaks may have been applied. Every write that a majority accepted renews the lease.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::core::sync::sleep_until;
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Requests that were sent together, and what has come of them.
+/// Requests that were sent together, and their answers so far.
 struct Batch {
     tell: oneshot::Sender<Told>,
     sent: BootTime,
@@ -41,7 +41,6 @@ enum End {
     Closed,
 }
 
-/// See the module's text.
 pub(super) struct Driver {
     shared: Arc<Shared>,
     endpoints: Arc<Endpoints>,
@@ -50,7 +49,7 @@ pub(super) struct Driver {
     ticket: Ticket,
     xid: i32,
     batches: VecDeque<Batch>,
-    /// Asked for while there was no connection.
+    /// Requests made while there was no connection.
     queued: Vec<(Vec<Request>, oneshot::Sender<Told>)>,
     touches: Touches,
     pinged: Option<BootTime>,
@@ -109,7 +108,7 @@ impl Driver {
         let _ = self.alarms.send(Alarm::Lease(self.shared.lease()));
     }
 
-    /// When a session that claims use is over without a further write: its holders have been told
+    /// When a session that claims use ends without a further write. Its holders have been notified
     /// before.
     fn ends(&self) -> BootTime {
         let lease = self.shared.state.lock().lease();
@@ -127,7 +126,7 @@ impl Driver {
         loop {
             let timeout = self.shared.timeout;
             let ends = self.ends();
-            // A tenth of the lease: pings are never a renewal, only touches of the session.
+            // A tenth of the lease. Pings never renew the lease; they only touch the session.
             let ping = match self.pinged {
                 None => self.spoke + timeout / 15,
                 Some(_) => BootTime::NEVER,
@@ -178,7 +177,7 @@ impl Driver {
                         let closed = async {
                             writer.write_all(&outbox).await?;
                             writer.flush().await?;
-                            // The server ends the connection after its answer.
+                            // The server closes the connection after its answer.
                             while reader.read_buf(&mut inbox).await? > 0 {
                                 inbox.clear();
                             }
@@ -194,7 +193,8 @@ impl Driver {
                 () = sleep_until(ping.min(stalls).min(ends)) => {
                     let now = BootTime::now();
                     if ends <= now {
-                        // Nobody has written for a whole lease: what lives with it is to go.
+                        // There was no write for a whole lease, so the session and its znodes must
+                        // go.
                         self.commands.close();
                         continue;
                     }
@@ -211,7 +211,7 @@ impl Driver {
         }
     }
 
-    /// Puts requests into the outbox.
+    /// Appends requests to the outbox.
     fn post(&mut self, requests: &[Request], tell: oneshot::Sender<Told>, outbox: &mut Vec<u8>) {
         let first = self.xid.checked_add(1).unwrap_or(1);
         let sent = BootTime::now();
@@ -229,7 +229,7 @@ impl Driver {
         });
     }
 
-    /// Takes what the server sent; `false` when that can't be, or the connection is of no use.
+    /// Handles a packet; `false` when it makes no sense or the connection is no longer usable.
     fn take(&mut self, packet: &[u8]) -> bool {
         let step = self.shared.timeout / 60;
         match Packet::read(packet) {
@@ -255,12 +255,12 @@ impl Driver {
         };
         let at = batch.answers.len();
         let expected = batch.first.checked_add(i32::try_from(at).unwrap_or(0));
-        // After the wrap numbers begin again, and only the first can be told.
+        // After a wrap the numbers start again, and only the first one can be checked.
         if answer.xid != expected.unwrap_or(answer.xid) {
             return false;
         }
         answer.sent = batch.sent;
-        // Refusals are agreed on by a majority like everything else that would write.
+        // A refusal of a write is committed by a majority as well.
         let agreed = [0, code::NO_NODE, code::NODE_EXISTS, code::BAD_VERSION];
         let armed = batch.writes[at] && agreed.contains(&answer.error);
         let is_over = answer.error == code::SESSION_EXPIRED;
@@ -290,14 +290,14 @@ impl Driver {
         !is_over && !is_moved
     }
 
-    /// Counts a write that a majority took.
+    /// Records a write that a majority accepted.
     fn arm(&mut self, sent: BootTime) {
-        // Half a tick at the most, since no session is shorter than two of them.
+        // Half a tick at most, because no session timeout is shorter than two ticks.
         let settled = self.touches.settled(sent, self.shared.timeout / 4);
         self.shared.state.lock().arm(sent, settled);
     }
 
-    /// The connection is gone: nobody will hear of what was asked on it.
+    /// The connection has ended, so its requests will not be answered.
     fn disconnected(&mut self) {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
         self.pinged = None;
@@ -307,7 +307,7 @@ impl Driver {
         *self.shared.watches.lock() = Watches::default();
     }
 
-    /// Goes on with the session on another connection; `None` when it is over.
+    /// Continues the session on another connection; `None` when the session has ended.
     async fn reconnect(&mut self) -> Option<Connection> {
         let mut pause = Duration::ZERO;
         let mut down: Option<Error> = None;
@@ -341,7 +341,7 @@ impl Driver {
         }
     }
 
-    /// Asks every server once; what is called for meanwhile waits. `None` when the session is over.
+    /// Tries every server once, while new calls are queued. `None` when the session has ended.
     async fn attempt(&mut self) -> Option<Result<Connection>> {
         let hosts = u32::try_from(self.endpoints.hosts.len()).unwrap_or(1);
         let limit = self.endpoints.connect_timeout.min(self.shared.timeout / 3);
@@ -354,7 +354,7 @@ impl Driver {
             tokio::select! {
                 connected = &mut connect => match connected {
                     Ok(connection) => {
-                        // The leader was asked whether the session lives.
+                        // The leader was asked whether the session is alive.
                         self.touches = Touches::new(connection.sent);
                         return Some(Ok(connection));
                     }

@@ -16,7 +16,7 @@ pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
     }
 }
 
-/// The error for an answer that refuses. Whatever is refused is not applied.
+/// The error for an answer that refuses. A refused request is not applied.
 pub(super) fn refused(operation: &'static str, refused: Refused) -> Error {
     let Refused::Code(code) = refused else {
         let message = "unexpected reply from the server; is it ZooKeeper 3.6 or newer?";
@@ -54,7 +54,7 @@ pub(super) fn refused(operation: &'static str, refused: Refused) -> Error {
             ErrorKind::Unreachable,
             "the server did not take the request",
         ),
-        // Gone since it was read; whoever asks looks again.
+        // It is gone since it was read; the caller reads again.
         code::NO_NODE | code::NODE_EXISTS | code::BAD_VERSION => (
             ErrorKind::Unreachable,
             "others changed this line at the same time; try again",

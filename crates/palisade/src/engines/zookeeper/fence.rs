@@ -1,9 +1,9 @@
-//! Fenced nodes: one `multi` that compares the mark's version and writes both it and the data.
+//! Fenced znodes: one `multi` compares the mark's version, and writes the mark and the data.
 //!
-//! The mark of a resource is a node with the highest token in 20 digits; its data is another one
-//! (see `keys`). A write reads the mark, judges the token, and is applied only while the mark is
-//! the one that was judged: ZooKeeper checks that in the same step, so that no pause of the writer
-//! can come in between.
+//! The mark of a resource is a znode with the highest token in 20 digits; its data is in another
+//! znode (see `keys`). A write reads the mark, checks the token, and is applied only if the mark is
+//! unchanged. ZooKeeper checks that atomically with the write, so a pause of the writer can't come
+//! in between.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::core::url::{Settings, Url};
 use crate::engines::kit::cas::Retry;
 use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
 
-/// A server takes packets of 1 MiB (`jute.maxbuffer`) and ends the connection of whoever sends
-/// more; the paths of a write need some of it.
+/// A server accepts packets of 1 MiB (`jute.maxbuffer`) and closes the connection of a client that
+/// sends more. The paths of a write need some of it.
 const MOST_DATA: usize = 1_000_000;
 
 /// Opens the fenced storage of an ensemble.
@@ -39,7 +39,7 @@ struct Store {
     rule: Rule,
 }
 
-/// The nodes of a fenced resource.
+/// The znodes of a fenced resource.
 struct Nodes {
     mark: String,
     data: String,
@@ -61,7 +61,7 @@ impl Store {
         let session = self.inner.client.any().await?;
         let answers = self.inner.client.call(&session, "fence", requests).await;
         answers.map_err(|error| match error.kind() {
-            // Nothing of a fence lives with its session.
+            // Nothing of a fence depends on its session.
             ErrorKind::Lost => {
                 Error::new(ErrorKind::Unreachable, "fence", error.message()).maybe_applied()
             }
@@ -90,7 +90,7 @@ impl Store {
         Ok((mark.transpose()?, rest))
     }
 
-    /// Writes a node as long as it is as it was seen.
+    /// Writes a znode, provided that it is unchanged since it was read.
     fn put(&self, node: &str, seen: Option<Stat>, data: &[u8]) -> Request {
         match seen {
             Some(stat) => Request::set_data(node, data, stat.version),
@@ -98,7 +98,7 @@ impl Store {
         }
     }
 
-    /// Makes what must be above a node that is not there. What is there already is left alone.
+    /// Creates the missing parents of a znode that does not exist.
     fn above(&self, node: &str, is_absent: bool) -> Vec<Request> {
         let above = node.rsplit_once('/').map_or("", |(above, _)| above);
         let nodes = Keys::parents(above).filter(|node| is_absent && !node.is_empty());
@@ -168,7 +168,7 @@ impl Store {
                 return Err(unexpected());
             };
             let Some(mark) = mark else { return Ok(None) };
-            // Two reads are no snapshot, unless the mark is the same before and after.
+            // Two reads are a snapshot only if the mark is the same before and after.
             if present(again.stat())?.is_some_and(|again| again.modified == mark.stat.modified) {
                 let data = present(data.data())?.map(|(data, _)| data);
                 return Ok(Some(Fenced {
@@ -243,7 +243,7 @@ impl Fence for ZooKeeperFence {
     }
 }
 
-/// What was read of a node; `None` when there is none.
+/// What was read of a znode; `None` when it does not exist.
 fn present<T>(read: std::result::Result<T, Refused>) -> Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -252,7 +252,7 @@ fn present<T>(read: std::result::Result<T, Refused>) -> Result<Option<T>> {
     }
 }
 
-/// Whether others changed the nodes since they were read.
+/// Whether others have changed the znodes since they were read.
 fn is_conflict(refused: Refused) -> bool {
     [code::NO_NODE, code::NODE_EXISTS, code::BAD_VERSION]
         .into_iter()

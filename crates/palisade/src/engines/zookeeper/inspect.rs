@@ -1,4 +1,4 @@
-//! `survey` and `check`: what is shown to people. A report decides nothing.
+//! `survey` and `check`: reports for people. No decision depends on them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -18,19 +18,19 @@ use crate::core::line::Seat;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit;
 
-/// How many requests are sent together.
+/// How many requests are pipelined.
 const TOGETHER: usize = 256;
 
-/// How many nodes are looked at for lines where names are used as they are.
+/// The most znodes that are searched for lines with `namespace=`.
 const MOST_NODES: usize = 10_000;
 
-/// How many lines are looked at for sequences that are about to wrap.
+/// The most lines that are checked for sequences close to their wrap.
 const LINES_CHECKED: usize = 64;
 
-/// From where on a line's sequence is about to wrap: some ten million locks ahead.
+/// The cversion from which a line is close to its wrap: some ten million locks before it.
 const NEAR_WRAP: i32 = i32::MAX - 20_000_000;
 
-/// Reads, as the leader has it: the first request lets the server catch up.
+/// Reads after a `sync` with the leader.
 async fn read(
     engine: &Inner,
     operation: &'static str,
@@ -46,7 +46,7 @@ async fn read(
     Ok(answers)
 }
 
-/// The children of nodes, of those that are there.
+/// The children of those znodes that exist.
 async fn read_children(
     engine: &Inner,
     operation: &'static str,
@@ -65,7 +65,7 @@ async fn read_children(
     Ok(found)
 }
 
-/// Lines with whoever is in them, what they say, and who holds.
+/// Lines with their places, the data of each, and who holds.
 pub(super) async fn read_lines(
     engine: &Inner,
     operation: &'static str,
@@ -83,7 +83,7 @@ pub(super) async fn read_lines(
     for (path, answer) in paths.into_iter().zip(answers) {
         match answer.data() {
             Ok(data) => drop(said.insert(path, data)),
-            // Left in between.
+            // Deleted in between.
             Err(refused) if refused.is(code::NO_NODE) => {}
             Err(refused) => return Err(error::refused(operation, refused)),
         }
@@ -132,7 +132,7 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
     for (line, snapshot) in lines {
         let seats = snapshot.line.seats.iter();
         let is_ours = |seat: &Seat<Place>| seat.extra.record.is_some();
-        // Beside other tools only what carries our records, unless it is asked for by name.
+        // With `namespace=` only lines with our records, unless the line is surveyed by name.
         let shown = match scope {
             Scope::Line(_) => !snapshot.line.seats.is_empty(),
             Scope::Prefix(_) => seats.clone().any(is_ours) || !keys.is_bare(),
@@ -148,7 +148,7 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
     Ok(reports.into_values().collect())
 }
 
-/// Says of the claims of agents when their sessions were last renewed.
+/// Adds to the claims of agents when their sessions were last renewed.
 async fn see_renewals(engine: &Inner, lines: &mut [(String, Snapshot)]) -> Result<()> {
     let seats = lines
         .iter_mut()
@@ -178,7 +178,7 @@ async fn see_renewals(engine: &Inner, lines: &mut [(String, Snapshot)]) -> Resul
 fn report(name: String, snapshot: Snapshot) -> LineReport {
     let capacity = snapshot.line.named_capacity();
     let mut seen = HashSet::new();
-    // A claim that is amended has two nodes for a moment.
+    // A claim that is being amended has two znodes for a moment.
     let mut is_first = |seat: &Seat<Place>| {
         let claim = seat.extra.child.claim;
         claim.is_none_or(|claim| seen.insert(claim))
@@ -202,7 +202,7 @@ fn claim(seat: Seat<Place>) -> ClaimReport {
             Some(record) => record.value.clone(),
             None => place.text,
         },
-        // At the most: only the servers know when it was last renewed.
+        // At most: only the servers know when it was last renewed.
         expires_in: place.record.as_ref().map(|record| {
             let since = place.renewed.map_or(Duration::ZERO, |renewed| {
                 BootTime::now().saturating_since(renewed)
@@ -216,7 +216,7 @@ fn claim(seat: Seat<Place>) -> ClaimReport {
     }
 }
 
-/// The lines of a namespace of ours.
+/// The lines of a namespace.
 async fn all_lines(engine: &Inner, operation: &'static str, prefix: &str) -> Result<Vec<String>> {
     let base = engine.keys.base().to_owned();
     let mut lines = Vec::new();
@@ -231,7 +231,7 @@ async fn all_lines(engine: &Inner, operation: &'static str, prefix: &str) -> Res
     Ok(lines)
 }
 
-/// The nodes that have tickets of ours, among those below the folder of `prefix`.
+/// The znodes that have tickets of ours, in the subtree of `prefix`.
 async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
     let keys = &engine.keys;
     let prefix = prefix.trim_start_matches('/');
@@ -261,7 +261,7 @@ async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// What is known to be unsafe or in the way about this ensemble.
+/// Findings about what is unsafe or broken in this ensemble.
 pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     let base = engine.keys.base();
     let requests = vec![
@@ -304,7 +304,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
                 Severity::Info,
                 "even_ensemble",
                 format!(
-                    "{even} servers bear the loss of no more than {} do",
+                    "{even} servers tolerate no more failures than {} do",
                     even - 1
                 ),
                 "run an odd number of voting servers",
@@ -329,7 +329,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
             "the servers allow a ttl of {min:.1?} to {max:.1?}: two thirds of their session \
              timeouts"
         );
-        let remedy = "reckon with it, or raise maxSessionTimeout";
+        let remedy = "plan for it, or raise maxSessionTimeout";
         find(Severity::Info, "ttl_range", message, remedy);
     }
     let mut lines = Vec::new();
@@ -359,7 +359,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     })
 }
 
-/// The version that a server tells of itself, where it may (`4lw.commands.whitelist`).
+/// The version that a server reports, where that is allowed (`4lw.commands.whitelist`).
 async fn version(engine: &Inner) -> Option<String> {
     let endpoints = &engine.client.endpoints;
     let host = endpoints.hosts.first()?;

@@ -1,7 +1,7 @@
-//! jute, ZooKeeper's way to write records: big-endian numbers, and byte strings behind their
-//! length. What a server sends is read with every length checked.
+//! jute, ZooKeeper's serialization: big-endian numbers, and length-prefixed byte strings. Every
+//! length that a server sends is checked.
 
-/// A record that does not end where it should.
+/// A record whose lengths or texts are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -26,7 +26,7 @@ impl Out {
     }
 
     pub(super) fn bytes(self, value: &[u8]) -> Self {
-        // Nothing of ours is near 2 GiB; a server takes 1 MiB.
+        // Nothing of ours is near 2 GiB; a server accepts 1 MiB.
         let mut out = self.int(i32::try_from(value.len()).unwrap_or(i32::MAX));
         out.0.extend_from_slice(value);
         out
@@ -69,7 +69,7 @@ impl<'a> In<'a> {
         self.array().map(|[byte]| byte != 0)
     }
 
-    /// A length of -1 stands for nothing at all, which is no different here.
+    /// A length of -1 means null, which is the same as empty here.
     pub(super) fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
         match self.int()? {
             -1 => Ok(&[]),
@@ -83,7 +83,7 @@ impl<'a> In<'a> {
     }
 
     pub(super) fn texts(&mut self) -> Result<Vec<String>, Malformed> {
-        // Not reserved by what the server says: each text takes at least four bytes.
+        // Nothing is reserved by the server's count: each text takes at least four bytes.
         let count = self.int()?.max(0);
         (0..count).map(|_| self.text()).collect()
     }

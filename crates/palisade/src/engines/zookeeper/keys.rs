@@ -1,4 +1,4 @@
-//! The layout: which node a line is, what its children are called, and what they say.
+//! The layout: the znode of a line, the names of its children, and their data.
 //!
 //! ```text
 //! /CHROOT/NS/NAME                             the line: a container, gone when it is empty
@@ -7,22 +7,23 @@
 //!   _c_<uuid>-<k>of<n>-lock-<seq>             k of n permits
 //! ```
 //! With `layout=readwrite` the last word is `__WRIT__`, and a reader is `_c_<uuid>-__READ__<seq>`,
-//! as Curator's InterProcessReadWriteLock has them. The uuid is the claim; the sequence is the
-//! order. Names say kind and weight because Curator sorts *all* children of a path, and because a
-//! list of names is all that deciding a place takes. Children whose name ends in a sequence and
-//! that are none of ours take the whole line; others are not in it.
+//! as in Curator's InterProcessReadWriteLock. The uuid is the claim; the sequence is the order. The
+//! names contain kind and weight, because Curator sorts *all* children of a path, and so that a
+//! list of names is enough to decide a place. A child of another tool whose name ends in a sequence
+//! takes the whole line; other children are not in it.
 //!
 //! ```text
 //! /CHROOT/.palisade/fence/NS/NAME             the mark of a fenced resource
 //! /CHROOT/.palisade/data/NS/NAME              its data
 //! /CHROOT/.palisade/sessions/<id>             written to by the renewals of a session with agents
 //! ```
-//! With `namespace=` NS is `%`. A resource's data is never the node NAME itself: that may be a line,
-//! and ZooKeeper shows nobody that a node is a container, which goes when it is empty.
+//! With `namespace=` NS is `%`. A resource's data is never in the znode NAME itself: that may be a
+//! line, and ZooKeeper does not show whether a znode is a container, which is removed when it is
+//! empty.
 //!
-//! In a namespace of ours a name is one segment: `/`, `%`, whatever is not ASCII, and the dots of
-//! `.` and `..` are written as `%XX`, since ZooKeeper refuses some of Unicode. With `namespace=`
-//! a name is a path as it is.
+//! With a namespace a name is one segment: `/`, `%`, non-ASCII bytes, and the dots of `.` and `..`
+//! are escaped as `%XX`, because ZooKeeper refuses some Unicode characters. With `namespace=` a
+//! name is used as a path unchanged.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
@@ -32,19 +33,19 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 
-/// What Curator writes into the node of a holder that is to let go.
+/// What Curator writes into a holder's znode to ask for its release.
 const REVOKE: &[u8] = b"__REVOKE__";
 
-/// How many digits the server writes.
+/// The number of digits of a sequence.
 const DIGITS: usize = 10;
 
-/// Where we keep what is no line, below the chroot.
+/// The subtree of palisade's own records, below the chroot.
 const OWN: &str = ".palisade";
 
-/// What a name can't have in a segment of a path.
+/// The characters that are escaped in a segment of a path.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'/').add(b'%');
 
-/// Which of Curator's recipes the names of children follow.
+/// The Curator recipe that the names of children follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
     Mutex,
@@ -54,11 +55,11 @@ pub(super) enum Layout {
 /// The nodes of one namespace.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     chroot: String,
     /// The namespace as one segment.
     namespace: String,
-    /// The chroot, and the namespace if there is one; without a slash at its end.
+    /// The chroot, and the namespace if there is one, without a trailing slash.
     base: String,
     bare: bool,
     layout: Layout,
@@ -66,7 +67,7 @@ pub(super) struct Keys {
 
 impl Keys {
     /// # Errors
-    /// [`ErrorKind::Config`] for a chroot or a namespace that can't be a path.
+    /// [`ErrorKind::Config`] for a chroot or a namespace that is not a valid path.
     pub(super) fn new(chroot: &str, namespace: &str, layout: Layout) -> Result<Self> {
         let chroot = chroot.trim_matches('/');
         for (path, what) in [(chroot, "the path of the URL"), (namespace, "namespace")] {
@@ -86,7 +87,7 @@ impl Keys {
             base: below(chroot) + &below(namespace),
             chroot: below(chroot),
             namespace: match namespace {
-                // What no namespace is encoded as.
+                // No namespace is encoded like this.
                 "" => "%".to_owned(),
                 namespace => encode(namespace),
             },
@@ -101,12 +102,12 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Whether names are used as they are, beside other tools.
+    /// Whether names are used unchanged, next to other tools.
     pub(super) fn is_bare(&self) -> bool {
         self.bare
     }
 
-    /// The node under which all lines are.
+    /// The parent of all lines.
     pub(super) fn base(&self) -> &str {
         match self.base.as_str() {
             "" => "/",
@@ -114,14 +115,14 @@ impl Keys {
         }
     }
 
-    /// Whether a path is, or is in, what ZooKeeper or we keep apart from lines.
+    /// Whether a path is in a subtree that ZooKeeper or palisade reserves.
     pub(super) fn is_reserved(&self, path: &str) -> bool {
         let apart = ["/zookeeper".to_owned(), format!("{}/{OWN}", self.chroot)];
         let mut rests = apart.iter().map(|apart| path.strip_prefix(apart.as_str()));
         rests.any(|rest| rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
     }
 
-    /// The nodes of a fenced resource: its mark, and its data.
+    /// The znodes of a fenced resource: its mark, and its data.
     ///
     /// # Errors
     /// As [`Keys::line`].
@@ -135,15 +136,15 @@ impl Keys {
         Ok((of("fence"), of("data")))
     }
 
-    /// The node that the renewals of a session write to.
+    /// The znode that the renewals of a session write to.
     pub(super) fn session(&self, session: i64) -> String {
         format!("{}/{OWN}/sessions/{session:016x}", self.chroot)
     }
 
-    /// The node of a line.
+    /// The znode of a line.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a name that can't be used as it is.
+    /// [`ErrorKind::InvalidName`] for a name that can't be used unchanged.
     pub(super) fn line(&self, name: &Name) -> Result<String> {
         let name = name.as_str();
         if !self.bare {
@@ -160,7 +161,7 @@ impl Keys {
         Ok(line)
     }
 
-    /// The node under which all lines are whose names begin with `prefix`.
+    /// The deepest znode above all lines whose names begin with `prefix`.
     pub(super) fn above(&self, prefix: &str) -> String {
         let folder = prefix.trim_start_matches('/').rsplit_once('/');
         match folder.map(|(folder, _)| folder) {
@@ -169,7 +170,7 @@ impl Keys {
         }
     }
 
-    /// The name of the line that is this node.
+    /// The name of the line with this znode.
     pub(super) fn name(&self, line: &str) -> Option<String> {
         let rest = line.strip_prefix(&self.base)?.strip_prefix('/')?;
         if self.bare {
@@ -179,13 +180,13 @@ impl Keys {
         (!rest.contains('/')).then(|| decoded.into_owned())
     }
 
-    /// The nodes from the chroot down to `line`, which must be there before anything is put in it.
+    /// The znodes from the chroot down to `line`, which must exist before a place is created.
     pub(super) fn parents(line: &str) -> impl Iterator<Item = &str> {
         let ends = line.match_indices('/').map(|(at, _)| at).skip(1);
         ends.chain([line.len()]).map(|end| &line[..end])
     }
 
-    /// What a new ticket is called; the server adds its sequence.
+    /// The name of a new ticket, without the sequence that the server appends.
     pub(super) fn ticket(&self, claim: ClaimId, ask: Ask) -> String {
         let id = uuid(claim);
         let word = match self.layout {
@@ -203,18 +204,18 @@ impl Keys {
     }
 }
 
-/// A child of a line that is a ticket: of ours, or of another tool.
+/// A child of a line that is a ticket of ours or of another tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Child {
     pub(super) name: String,
-    /// The claim; `None` for another tool's.
+    /// The claim; `None` for another tool's ticket.
     pub(super) claim: Option<ClaimId>,
     pub(super) ask: Ask,
     pub(super) sequence: i32,
 }
 
 impl Child {
-    /// Reads the name of a child; `None` when it is no ticket.
+    /// Parses the name of a child; `None` when it is not a ticket.
     pub(super) fn read(name: &str) -> Option<Self> {
         let (head, number) = name.split_at_checked(name.len().checked_sub(DIGITS)?)?;
         let (head, sequence) = read_sequence(head, number)?;
@@ -227,19 +228,20 @@ impl Child {
         })
     }
 
-    /// What operators call it: the claim, or the node of another tool.
+    /// The id for operators: the claim, or the name of another tool's znode.
     pub(super) fn id(&self) -> String {
         self.claim
             .map_or_else(|| self.name.clone(), |claim| claim.to_string())
     }
 
-    /// Whether it came before another. Sequences wrap; a line is never half as long as they are.
+    /// Whether it came before another. Sequences wrap, but a line is never half as long as their
+    /// range.
     pub(super) fn is_before(&self, other: &Self) -> bool {
         other.sequence.wrapping_sub(self.sequence) > 0
     }
 }
 
-/// The sequence in the last ten characters, and the name before it. Past 2^31 the server goes on
+/// The sequence in the last ten characters, and the name before it. Past 2^31 the server continues
 /// with negative numbers, which take eleven characters, or ten with nine digits.
 fn read_sequence<'a>(head: &'a str, number: &str) -> Option<(&'a str, i32)> {
     let is_number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
@@ -258,7 +260,7 @@ fn read_sequence<'a>(head: &'a str, number: &str) -> Option<(&'a str, i32)> {
     }
 }
 
-/// The claim and what it takes, from a name without its sequence.
+/// The claim and its share, from a name without its sequence.
 fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
     let rest = head.strip_prefix("_c_")?;
     let (id, rest) = rest.split_at_checked(36)?;
@@ -278,7 +280,7 @@ fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
     is_sound.then_some((claim, Ask::Part { weight, capacity }))
 }
 
-/// A claim as Curator writes its ids.
+/// A claim in the format of Curator's ids.
 fn uuid(claim: ClaimId) -> String {
     let hex = format!("{:032x}", claim.0);
     let parts = [
@@ -304,26 +306,26 @@ fn encode(name: &str) -> String {
     }
 }
 
-/// Whether ZooKeeper takes it as the rest of a path.
+/// Whether ZooKeeper accepts it as the rest of a path.
 fn is_path(path: &str) -> bool {
     let fits = |c: char| !c.is_control() && u32::from(c) < 0xd800;
     let is_segment = |part: &str| !matches!(part, "" | "." | "..") && part.chars().all(fits);
     path.split('/').all(is_segment)
 }
 
-/// The data of a ticket of ours: who it is and what it stands for.
+/// The data of one of our tickets: its owner and its value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) owner: Owner,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
-    /// How long it lasts without renewal, in milliseconds.
+    /// How long it lasts without a renewal, in milliseconds.
     #[serde(default)]
     pub(super) ttl: u64,
-    /// The token, where the node is not the first one of its claim.
+    /// The token, if the znode is not the first one of its claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) token: Option<i64>,
-    /// Whether an operator asks for it back.
+    /// Whether an operator evicts it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) evicted: bool,
 }
@@ -340,7 +342,7 @@ impl Record {
     }
 
     pub(super) fn json(&self) -> Vec<u8> {
-        // Strings and numbers always serialise.
+        // Strings and numbers always serialize.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
@@ -349,7 +351,7 @@ impl Record {
     }
 }
 
-/// Whether the data of a ticket say that its owner is to let go.
+/// Whether the data of a ticket ask its owner to release it.
 pub(super) fn is_marked(data: &[u8]) -> bool {
     data == REVOKE || Record::read(data).is_some_and(|record| record.evicted)
 }

@@ -1,15 +1,15 @@
 //! `zookeeper://` — lines kept in a ZooKeeper ensemble, beside Curator and kazoo.
 //!
-//! A place is an ephemeral sequential node with Curator's name; the lowest sequence holds, and the
-//! transaction that made the node is the token. All places of a client with one ttl live with one
-//! session, which the keeper renews by a write. Taking a place and reading who is ahead are one
-//! round trip, leaving it is one delete; waiting is a watch on the nearest one ahead.
+//! A place is an ephemeral sequential znode with Curator's name. The lowest sequence holds, and the
+//! znode's czxid is the token. All places of a client with one ttl belong to one session, which the
+//! keeper renews by a write. Taking a place and reading who is ahead take one round trip, leaving
+//! it is one delete; waiting is a watch on the nearest place ahead.
 //!
-//! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs; `keys` is the layout,
-//! `snapshot` a line as read, `renewals` what is seen of other sessions. `client` has the sessions;
-//! a `session` is kept on a `connection` by its `driver`, on the engine's `thread`, with its
-//! `watches` and what the leader knows of it (`touches`); `proto` and `jute` are what they say.
-//! `fence` is storage that compares tokens.
+//! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs. `keys` is the layout,
+//! `snapshot` a line as read, `renewals` what was seen of other sessions. `client` has the
+//! sessions. The `driver` of a `session` keeps it on a `connection`, on the engine's `thread`;
+//! `watches` has its listeners, and `touches` what the leader knows of it. `proto` and `jute` are
+//! the wire format. `fence` is storage that compares tokens.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -73,7 +73,7 @@ struct Inner {
     keys: Keys,
     client: Client,
     shown: String,
-    /// The times to live that the servers allow.
+    /// The ttls that the servers allow.
     ttl: TtlRange,
     known: Mutex<Claims>,
     renewals: Renewals,
@@ -90,18 +90,18 @@ impl Inner {
         }
     }
 
-    /// Whether claims live with the session.
+    /// Whether the session has claims.
     fn has_claims(&self, session: i64) -> bool {
         self.known.lock().of_session(session).next().is_some()
     }
 
-    /// Whether claims of agents live with the session.
+    /// Whether the session has claims of agents.
     fn has_agents(&self, session: i64) -> bool {
         let known = self.known.lock();
         known.of_session(session).any(|known| known.is_agents)
     }
 
-    /// Whether everyone may change the nodes that this client makes.
+    /// Whether everyone may change the znodes that this client creates.
     fn makes_open_nodes(&self) -> bool {
         self.client.acl == Acl::open()
     }
@@ -173,7 +173,7 @@ impl Engine for ZooKeeperEngine {
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
-        // A claim that was amended has another node than its ticket says.
+        // An amended claim has another znode than its ticket says.
         let known = self.0.known(ticket.claim);
         let node = known.and_then(|known| Some(format!("{}/{}", known.line, known.node?.name)));
         node.or_else(|| ticket.native.as_deref().map(str::to_owned))

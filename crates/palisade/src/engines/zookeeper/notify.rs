@@ -1,5 +1,5 @@
-//! Hints: when the keeper should look after its sessions, and when a survey may show something
-//! else. A hint is never a verdict.
+//! Hints: when the keeper should check its sessions, and when a survey may have changed. No
+//! decision depends on a hint alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,12 @@ use crate::core::error::Result;
 use crate::core::report::Scope;
 use crate::engines::kit;
 
-/// How soon after it came a place is watched for an operator's mark: one that is left sooner costs
-/// no watch, and an operator is never that quick.
+/// A place is watched for an eviction mark only after this time: one that is left sooner costs no
+/// watch, and no operator is that fast.
 const NEW: Duration = Duration::from_millis(50);
 
-/// The pause before a watch that broke is begun again: no hot loop, and no wait to speak of.
+/// The pause before a broken watch is restarted: long enough to avoid a hot loop, short enough not
+/// to matter.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Hints for the keeper.
@@ -30,7 +31,7 @@ pub(super) fn alarms(engine: &Inner) -> BoxStream<Alarm> {
     kit::alarms::alarms(engine.client.alarms.subscribe())
 }
 
-/// Looks out for an operator who marks or removes the node of a claim, while it has one.
+/// Watches for an operator who marks or removes the znode of a claim, while it has one.
 pub(super) fn guard(engine: &Arc<Inner>, claim: ClaimId) {
     let weak = Arc::downgrade(engine);
     engine.client.thread.spawn(async move {
@@ -44,7 +45,7 @@ pub(super) fn guard(engine: &Arc<Inner>, claim: ClaimId) {
             let Some(node) = known.node.as_ref().filter(|_| known.session.is_usable()) else {
                 return;
             };
-            // A claim that was amended has another node, and another guard.
+            // An amended claim has another znode, and another guard.
             if first.get_or_insert_with(|| node.clone()) != node {
                 return;
             }
@@ -61,20 +62,20 @@ pub(super) fn guard(engine: &Arc<Inner>, claim: ClaimId) {
             let gone = answer.error == code::NO_NODE;
             if marked || gone {
                 engine.update(claim, |known| known.evicted = marked);
-                // All: the answer to its enter may still be under way.
+                // An alarm for all leases, because the answer to its enter may still be in flight.
                 let _ = engine.client.alarms.send(Alarm::All);
             }
             if answer.error != 0 {
                 return;
             }
             drop((engine, known));
-            // Also when the connection ends.
+            // Also resolves when the connection ends.
             let _ = fired.await;
         }
     });
 }
 
-/// A watch of everything at and below a path, begun again whenever it breaks.
+/// A watch of a subtree, restarted whenever it breaks.
 struct Follow {
     path: String,
     open: Option<Open>,
@@ -92,7 +93,7 @@ impl Drop for Open {
         if self.session.unwatch_tree(&self.path) {
             let session = Arc::clone(&self.session);
             let remove = Request::remove_watches(&self.path);
-            // Best effort: without it, events come that nobody listens to.
+            // Best effort: without it, events arrive that nobody listens to.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(async move { session.call(vec![remove]).await.map(drop) });
             }
@@ -101,8 +102,8 @@ impl Drop for Open {
 }
 
 impl Follow {
-    /// Waits until something may have changed; at once when the watch has just begun. Can be
-    /// dropped and called again.
+    /// Waits until something may have changed; returns at once when the watch has just begun.
+    /// Cancel-safe.
     async fn next(&mut self, engine: &Inner) -> Result<()> {
         if let Some(open) = &mut self.open {
             if open.told.recv().await.is_some() {
@@ -140,7 +141,7 @@ impl Follow {
     }
 }
 
-/// Hints that a survey of `scope` may show something else.
+/// Hints that a survey of `scope` may have changed.
 pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
     let path = match scope {
         Scope::Line(name) => match engine.keys.line(name) {

@@ -1,12 +1,12 @@
 //! Requests and answers of ZooKeeper's protocol, as far as locks need them.
 //!
-//! A [`Request`] is an operation's number and its record; an [`Answer`] is what came back, read as
-//! what was asked for. A path is a whole one: who calls has put the chroot before it.
+//! A [`Request`] is an operation code and its record; an [`Answer`] is parsed by the method for its
+//! request. Paths are absolute: the caller has put the chroot in front.
 
 use super::jute::{In, Malformed, Out};
 use crate::core::clock::BootTime;
 
-/// What the server refuses a request with.
+/// The error codes of the server.
 pub(super) mod code {
     pub(in super::super) const UNIMPLEMENTED: i32 = -6;
     pub(in super::super) const BAD_ARGUMENTS: i32 = -8;
@@ -23,7 +23,7 @@ pub(super) mod code {
     pub(in super::super) const THROTTLED: i32 = -127;
 }
 
-/// As [`CREATE`], but without a stat in its answer; what a multi takes.
+/// As [`CREATE`], but without a stat in its answer; used in a multi.
 const CREATE_PLAIN: i32 = 1;
 const DELETE: i32 = 2;
 const EXISTS: i32 = 3;
@@ -46,30 +46,30 @@ const CLOSE: i32 = -11;
 /// Any version of a node's data.
 pub(super) const ANY: i32 = -1;
 
-/// What stands in place of a request's number.
+/// The xids of packets that are not requests.
 pub(super) const WATCH_XID: i32 = -1;
 const PING_XID: i32 = -2;
 const AUTH_XID: i32 = -4;
 
-/// Every right.
+/// All permissions.
 pub(super) const ALL: i32 = 31;
-/// The right to read.
+/// Permission to read.
 pub(super) const READ: i32 = 1;
 
-/// How a node lives.
+/// The lifetime of a znode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lives {
-    /// Until somebody deletes it.
+    /// Until it is deleted.
     Persistent = 0,
-    /// With its session.
+    /// As long as its session.
     Ephemeral = 1,
-    /// With its session, and numbered by the server.
+    /// As long as its session, with a sequence from the server.
     EphemeralSequential = 3,
     /// As long as it has children.
     Container = 4,
 }
 
-/// Who may do what with a node.
+/// The permissions on a znode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Acl {
     pub(super) rights: i32,
@@ -83,7 +83,7 @@ impl Acl {
         Self::new("world", "anyone")
     }
 
-    /// Whoever has logged in as its maker may do everything.
+    /// The user who created it may do everything.
     pub(super) fn creator() -> Self {
         Self::new("auth", "")
     }
@@ -97,18 +97,18 @@ impl Acl {
     }
 }
 
-/// What a server keeps of a node beside its data.
+/// The metadata of a znode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Stat {
-    /// The transaction that made it.
+    /// The czxid: the transaction that created it.
     pub(super) created: i64,
-    /// The transaction that last changed its data.
+    /// The mzxid: the transaction that last changed its data.
     pub(super) modified: i64,
     /// How often its data was changed.
     pub(super) version: i32,
-    /// How often its children were.
+    /// How often its children were changed.
     pub(super) children_version: i32,
-    /// The session it lives with; 0 for none.
+    /// The session that owns it; 0 for none.
     pub(super) owner: i64,
 }
 
@@ -130,7 +130,7 @@ impl Stat {
     }
 }
 
-/// One operation to send.
+/// An operation to send.
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     pub(super) operation: i32,
@@ -161,12 +161,12 @@ impl Request {
         Self::new(EXISTS, Out::default().text(path).flag(false))
     }
 
-    /// Reads a node; with a watch, whoever asks is told when it changes or goes.
+    /// Reads a znode; with `watch` the server reports when it changes or is deleted.
     pub(super) fn data(path: &str, watch: bool) -> Self {
         Self::new(GET_DATA, Out::default().text(path).flag(watch))
     }
 
-    /// Changes the data of a node that has this version of it.
+    /// Changes the data of a znode if it has this version.
     pub(super) fn set_data(path: &str, data: &[u8], version: i32) -> Self {
         let record = Out::default().text(path).bytes(data).int(version);
         Self::new(SET_DATA, record)
@@ -180,18 +180,18 @@ impl Request {
         Self::new(GET_CHILDREN, Out::default().text(path).flag(watch))
     }
 
-    /// Lets the server catch up with its leader before what is asked next.
+    /// Lets the server catch up with the leader before the next request.
     pub(super) fn sync(path: &str) -> Self {
         Self::new(SYNC, Out::default().text(path))
     }
 
-    /// True while there is such a node, in this version of its data; only inside a
+    /// Passes while the znode exists with this version of its data; only inside a
     /// [`Request::multi`].
     pub(super) fn check(path: &str, version: i32) -> Self {
         Self::new(CHECK, Out::default().text(path).int(version))
     }
 
-    /// All or nothing.
+    /// Executes all operations or none.
     pub(super) fn multi(operations: &[Self]) -> Self {
         let mut record = Out::default();
         for one in operations {
@@ -205,12 +205,12 @@ impl Request {
         Self::new(MULTI, record.int(-1).flag(true).int(-1))
     }
 
-    /// What this session owns below `path`.
+    /// The znodes that this session owns below `path`.
     pub(super) fn ephemerals(path: &str) -> Self {
         Self::new(GET_EPHEMERALS, Out::default().text(path))
     }
 
-    /// Reports every change at and below `path`, until it is removed.
+    /// Reports every change at and below `path`, until the watch is removed.
     pub(super) fn add_watch(path: &str) -> Self {
         const PERSISTENT_RECURSIVE: i32 = 1;
         Self::new(
@@ -228,7 +228,7 @@ impl Request {
         Self::new(CLOSE, Out::default())
     }
 
-    /// Whether an answer without an error proves that a majority has taken it.
+    /// Whether an answer without an error proves that a majority has accepted it.
     pub(super) fn is_write(&self) -> bool {
         matches!(
             self.operation,
@@ -236,7 +236,7 @@ impl Request {
         )
     }
 
-    /// The packet with this number.
+    /// The packet with this xid.
     pub(super) fn packet(&self, xid: i32) -> Vec<u8> {
         let header = Out::default().int(xid).int(self.operation);
         Out::default().bytes(&header.then(&self.record).0).0
@@ -246,21 +246,21 @@ impl Request {
         Self::new(PING, Out::default()).packet(PING_XID)
     }
 
-    /// Logs in with `scheme`.
+    /// The auth packet for `scheme`.
     pub(super) fn log_in(scheme: &str, secret: &[u8]) -> Vec<u8> {
         let record = Out::default().int(0).text(scheme).bytes(secret);
         Self::new(AUTH, record).packet(AUTH_XID)
     }
 }
 
-/// Begins a session, or goes on with one.
+/// The connect request: opens a session, or continues one.
 pub(super) fn greeting(seen: i64, timeout_ms: i32, session: i64, password: &[u8]) -> Vec<u8> {
     let record = Out::default().int(0).long(seen).int(timeout_ms);
     let record = record.long(session).bytes(password).flag(false);
     Out::default().bytes(&record.0).0
 }
 
-/// The server's side of a greeting. A session of 0 says that the one asked for is over.
+/// The connect response. Session 0 means that the requested session has expired.
 #[derive(Debug, Clone)]
 pub(super) struct Greeted {
     pub(super) timeout_ms: i32,
@@ -280,18 +280,18 @@ impl Greeted {
     }
 }
 
-/// What a server sends.
+/// A packet from the server.
 #[derive(Debug)]
 pub(super) enum Packet {
-    /// The answer to the oldest request that has none.
+    /// The answer to the oldest unanswered request.
     Answer(Answer),
-    /// A change that was watched for.
+    /// A watch has fired.
     Event {
         kind: i32,
         path: String,
     },
     Pong,
-    /// The login was taken, or not.
+    /// Whether the login was accepted.
     LoggedIn(bool),
 }
 
@@ -324,11 +324,11 @@ impl Packet {
     }
 }
 
-/// What a request was answered with.
+/// The answer to a request.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
     pub(super) xid: i32,
-    /// The last transaction that the server had applied.
+    /// The last zxid that the server had applied.
     pub(super) zxid: i64,
     pub(super) error: i32,
     record: Vec<u8>,
@@ -336,7 +336,7 @@ pub(super) struct Answer {
     pub(super) sent: BootTime,
 }
 
-/// Why an answer has nothing of what was asked for.
+/// Why an answer has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
     Code(i32),
@@ -367,7 +367,7 @@ impl Answer {
         self.record().map(drop)
     }
 
-    /// The path that was made, and its stat.
+    /// The path that was created, and its stat.
     pub(super) fn created(&self) -> Result<(String, Stat), Refused> {
         let mut from = self.record()?;
         Ok((from.text()?, Stat::read(&mut from)?))
@@ -405,14 +405,14 @@ impl Answer {
         (0..count).map(|_| acl()).collect()
     }
 
-    /// Whether all of a multi was done; else what its first failure was.
+    /// Whether a multi was applied; otherwise its first error.
     pub(super) fn multi(&self) -> Result<(), Refused> {
         let mut from = self.record()?;
         loop {
             let (operation, done, error) = (from.int()?, from.flag()?, from.int()?);
             match operation {
                 _ if done => return Ok(()),
-                // Those before the one that failed have 0 here.
+                // Operations before the failed one have 0 here.
                 -1 => match from.int()? {
                     0 => {}
                     code => return Err(Refused::Code(code)),

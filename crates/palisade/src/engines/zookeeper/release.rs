@@ -1,11 +1,11 @@
-//! `leave`, `amend` and `evict`. A node's name is its incarnation: it has the claim and the
-//! sequence in it, and no other node is ever called so.
+//! `leave`, `amend` and `evict`. A znode's name is its incarnation: it contains the claim and the
+//! sequence, and no other znode ever has this name.
 //!
-//! Nodes can't be renamed, and their names say what they weigh. So a claim that weighs less gets
-//! another node with the same sequence, in one step with the end of the old one. A claim that
-//! weighs more needs to know that nobody holds beside it when that happens: either somebody waits
-//! behind it (then nobody can have come to hold since, and that they still wait is part of the
-//! step), or a second node at the end of the line shows that nobody else is in it.
+//! Znodes can't be renamed, and their names contain the weight. A claim that reduces its weight
+//! gets another znode with the same sequence, and the old one is deleted atomically. A claim that
+//! increases its weight must be sure that nobody else holds at that moment. Either somebody waits
+//! behind it: then nobody can have been granted since, and the transaction checks that they still
+//! wait. Or a second znode at the end of the line shows that nobody else is in it.
 
 use super::acquire::{Known, Node, children, unexpected};
 use super::error;
@@ -22,7 +22,7 @@ use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
 
-/// How often a change is tried again because the line changed in between.
+/// How often a change is retried because the line has changed in between.
 const TRIES: u32 = 16;
 
 pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
@@ -50,15 +50,15 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     Ok(if left { Left::Done } else { Left::Absent })
 }
 
-/// Removes whatever nodes the claim has. Asked on the session that they were asked for on, after
-/// them, so that none can come later.
+/// Deletes all znodes of the claim. The request follows their creates on the same session, so none
+/// can appear later.
 async fn leave_all(engine: &Inner, known: &Known, claim: ClaimId) -> Result<bool> {
     let requests = vec![
         Request::sync(&known.line),
         Request::children(&known.line, false),
     ];
     let answers = match call(engine, known, "leave", &requests).await {
-        // They went with their session.
+        // They were deleted with their session.
         Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
         answers => answers?,
     };
@@ -71,8 +71,9 @@ async fn leave_all(engine: &Inner, known: &Known, claim: ClaimId) -> Result<bool
     Ok(left)
 }
 
-/// Removes a node, and says whether it was there. A session that is over has taken its nodes along,
-/// or will: they are removed through another one. What was not answered is sent once more.
+/// Deletes a znode, and returns whether it existed. The znodes of a session that has ended are
+/// gone, or soon will be; they are deleted through another session. An unanswered request is
+/// retried once.
 async fn delete(engine: &Inner, known: Option<&Known>, path: &str) -> Result<bool> {
     let mut known = known.filter(|known| known.session.is_usable());
     let mut maybe = false;
@@ -87,7 +88,7 @@ async fn delete(engine: &Inner, known: Option<&Known>, path: &str) -> Result<boo
                 let answer = answers.first().ok_or_else(unexpected)?;
                 return match answer.done() {
                     Ok(()) => Ok(true),
-                    // Gone since: the first copy did it.
+                    // If it is gone by now, the first copy was applied.
                     Err(refused) if refused.is(code::NO_NODE) => Ok(maybe),
                     Err(refused) => Err(error::refused("leave", refused)),
                 };
@@ -147,7 +148,7 @@ pub(super) async fn amend(
     }
 }
 
-/// One change of one claim; `None` when it is to be tried again.
+/// One change of one claim; its methods return `None` to be tried again.
 struct Amending<'a> {
     engine: &'a Arc<Inner>,
     ticket: &'a Ticket,
@@ -164,7 +165,7 @@ impl Amending<'_> {
         call(self.engine, self.known, "amend", &requests).await
     }
 
-    /// The claim's record, and how often it was changed; `None` when its node is gone.
+    /// The claim's record and its version; `None` when its znode is gone.
     async fn record(&self) -> Result<Option<(Record, i32)>> {
         let read = Request::data(&self.path(&self.node.name), false);
         let answers = self.call(vec![read]).await?;
@@ -199,8 +200,8 @@ impl Amending<'_> {
         }
     }
 
-    /// The children of the line as the leader has them: a follower may not have heard yet that
-    /// another reader is gone, and an upgrade would be refused for nothing.
+    /// The children of the line after a `sync` with the leader: a follower may not know yet that
+    /// another reader is gone, and would refuse an upgrade needlessly.
     async fn names(&self) -> Result<Vec<String>> {
         let requests = vec![
             Request::sync(&self.known.line),
@@ -244,7 +245,7 @@ impl Amending<'_> {
         self.second_node(ask, &record).await
     }
 
-    /// Puts another node in the place of the claim's own, as long as `waits` waits behind it.
+    /// Replaces the claim's znode, provided that `waits` still waits behind it.
     async fn replace(
         &self,
         ask: Ask,
@@ -275,7 +276,7 @@ impl Amending<'_> {
         }
     }
 
-    /// Takes a second place, and keeps it if nothing but ours is ahead.
+    /// Takes a second place, and keeps it if only our own are ahead.
     async fn second_node(&self, ask: Ask, record: &Record) -> Result<Option<Amended>> {
         let ticket = self.engine.keys.ticket(self.ticket.claim, ask);
         let (path, acl) = (self.path(&ticket), &self.engine.client.acl);
@@ -290,7 +291,7 @@ impl Amending<'_> {
         let at = snapshot.find(&name).unwrap_or(0);
         let is_own = |place: &Place| place.child.claim == Some(self.ticket.claim);
         let mut ahead = snapshot.line.seats[..at].iter();
-        // The old one must be among them: it holds for both until it goes.
+        // The old znode must be among them: it holds for both until it is deleted.
         let alone = snapshot.find(&self.node.name).is_some_and(|own| own < at)
             && ahead.all(|seat| is_own(&seat.extra));
         if !alone {
@@ -299,12 +300,12 @@ impl Amending<'_> {
         }
         let old = self.path(&self.node.name);
         self.moved(name, ask);
-        // Without an answer it goes with the claim: a leave that is in doubt removes both.
+        // Without a reply it goes with the claim: a leave in doubt deletes both.
         self.call(vec![Request::delete(&old)]).await?;
         Ok(Some(Amended::Done))
     }
 
-    /// The claim has another node.
+    /// Records the claim's new znode.
     fn moved(&self, name: String, ask: Ask) {
         let token = self.node.token;
         self.engine.update(self.ticket.claim, |known| {

@@ -1,5 +1,5 @@
-//! `renew` and `audit`: keeps sessions alive for the keeper by a write that a majority takes, and
-//! lists what lives with them, so that the keeper can leave the places that nobody knows.
+//! `renew` and `audit`: renews sessions by a write that a majority accepts, and lists their znodes,
+//! so that the keeper can leave places that nobody knows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,14 +27,14 @@ pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) ->
     .await
 }
 
-/// Renews a session. A server that is cut off from its leader answers reads, pings and `sync`;
-/// only a write is proof that the session lives. This one checks a node and changes nothing, and
-/// whether the node is there does not matter.
+/// Renews a session. A server that is cut off from its leader answers reads, pings and `sync`, so
+/// only a write proves that the session is alive. This one checks a znode and changes nothing, and
+/// it does not matter whether the znode exists.
 async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal {
     let Some(session) = engine.client.of_lease(lease) else {
         return Renewal::Lost;
     };
-    // Nobody has used it for a while, and another serves whoever looks.
+    // It was not used for a while, and another session serves requests without a claim.
     let is_idle = session.idle() > session.armed().ttl && !engine.has_claims(session.id());
     if is_idle && engine.client.retire(&session) {
         session.close().await;
@@ -42,12 +42,14 @@ async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal 
     }
     let mut writes = vec![Request::multi(&[Request::check(engine.keys.base(), ANY)])];
     if engine.has_agents(session.id()) {
-        // For whoever looks for deadlocks; it renews as much as the first, and no more is asked.
+        // For the deadlock detection of others. It renews like the first write, and its result is
+        // ignored.
         let node = engine.keys.session(session.id());
         writes.push(Request::set_data(&node, &[], ANY));
     }
     let (before, generation) = (session.armed(), session.generation());
-    // The server may be well and the connection dead: the next renewal has another.
+    // The connection may be dead though the server is healthy, so the next renewal uses another
+    // one.
     match timed("renew", within, session.call(writes)).await {
         Err(late) => {
             session.give_up(generation);
@@ -67,14 +69,14 @@ async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal 
             if armed.sent > before.sent {
                 return Renewal::Held(armed);
             }
-            let message = "the server did not take the write that renews the session";
+            let message = "the server did not accept the write that renews the session";
             Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
         }
     }
 }
 
-/// Makes the node that shows the renewals of a session. Best effort: without it a deadlock with
-/// this session in it is told, and not broken.
+/// Creates the znode that shows the renewals of a session. Best effort: without it a deadlock with
+/// this session in it is reported, but not broken.
 fn show(engine: &Inner, session: &Arc<Session>) {
     let (node, acl) = (engine.keys.session(session.id()), &engine.client.acl);
     let make = |path: &str| {
@@ -94,7 +96,7 @@ fn show(engine: &Inner, session: &Arc<Session>) {
     });
 }
 
-/// What lives with a session.
+/// The places of a session.
 pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>> {
     let Some(session) = engine.client.of_lease(lease) else {
         let message = "the session has ended; its renewal will say so";

@@ -1,9 +1,9 @@
-//! `Renewals`: what a client has seen of the renewals of other sessions.
+//! `Renewals`: what this client has seen of the renewals of other sessions.
 //!
-//! ZooKeeper tells nobody when it last heard from a session. So a session that claims of agents
-//! live with has a node that each of its renewals writes to (`keys`), and whoever surveys
-//! remembers, by its own clock, since when it has seen that node as it is. The lease ends no later
-//! than one ttl after that. Deadlocks are broken only among those who were renewed since.
+//! ZooKeeper tells nobody when it last heard from a session. So a session with claims of agents has
+//! a znode that each of its renewals writes to (`keys`). Whoever surveys remembers, by its own
+//! clock, since when it has seen that znode unchanged. The lease ends at most one ttl after that. A
+//! deadlock is broken only if its members were renewed since.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,22 +12,22 @@ use parking_lot::Mutex;
 
 use crate::core::clock::BootTime;
 
-/// How long a session is remembered that was not looked at again.
+/// How long a session is remembered after it was last read.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Renewals(Mutex<HashMap<i64, Seen>>);
 
 struct Seen {
-    /// How often its node was written to; `None` while there is none.
+    /// The version of its znode; `None` while there is none.
     version: Option<i32>,
     since: BootTime,
     looked: BootTime,
 }
 
 impl Renewals {
-    /// Remembers how the node of a session was read, at `now`; since when it is as it is.
+    /// Records the version of a session's znode as read at `now`; returns since when it is
+    /// unchanged.
     pub(super) fn saw(&self, session: i64, version: Option<i32>, now: BootTime) -> BootTime {
         let mut sessions = self.0.lock();
         sessions.retain(|_, seen| now.saturating_since(seen.looked) < REMEMBERED);

@@ -1,12 +1,12 @@
-//! `Session`: one session of ZooKeeper, as the verbs use it. A [`Driver`] on the engine's own thread
-//! keeps it on a connection.
+//! `Session`: one ZooKeeper session, as the verbs use it. A [`Driver`] on the engine's own thread
+//! keeps it connected.
 //!
-//! **The lease of a session counts from the last write that a majority took.** A server that is
-//! cut off from its leader answers reads and pings for a while, and they do not keep the session.
-//! Even a write that came through a follower does not reach the leader's timer by itself: the
-//! follower reports whom it has heard from with the leader's next ping, every half tick. So the
-//! session asked for is 1.5 times the lease, and a write counts in full only if something was
-//! answered long enough before it to have been reported (see [`Touches`]).
+//! **The lease of a session counts from the last write that a majority accepted.** A server that is
+//! cut off from its leader answers reads and pings for a while, but these do not keep the session
+//! alive. Even a write through a follower does not touch the leader's session timer by itself: the
+//! follower reports the sessions that it has heard from with the leader's next ping, every half
+//! tick. So the session timeout is 1.5 times the lease, and a write counts in full only if
+//! something was answered long enough before it to have been reported (see [`Touches`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,10 +25,10 @@ use crate::core::engine::Alarm;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{LeaseId, LeaseStart};
 
-/// How many answers in a row may fail to come in time before the connection is given up.
+/// How many answers in a row may be late before the connection is dropped.
 const LATE: u32 = 2;
 
-/// How long the server may take to say that it has closed a session.
+/// How long the server may take to confirm that it has closed a session.
 pub(super) const CLOSING: Duration = Duration::from_secs(1);
 
 /// Why a request has no answer.
@@ -36,39 +36,38 @@ pub(super) const CLOSING: Duration = Duration::from_secs(1);
 pub(super) enum Failure {
     /// It was never sent.
     NotSent(Error),
-    /// It may have been applied.
+    /// The connection broke; it may have been applied.
     Broken,
-    /// The session is over, and everything that lived with it.
+    /// The session has ended, and with it everything that it owned.
     Over,
 }
 
 pub(super) type Told = std::result::Result<Vec<Answer>, Failure>;
 
-/// What a driver is asked for.
+/// A request to the driver.
 pub(super) enum Command {
     Call {
         requests: Vec<Request>,
         tell: oneshot::Sender<Told>,
     },
-    /// Gives up the connection of this generation.
+    /// Drops the connection of this generation.
     Break(u64),
     Close(oneshot::Sender<()>),
 }
 
-/// See the module's text.
 pub(super) struct Session {
     shared: Arc<Shared>,
     commands: mpsc::UnboundedSender<Command>,
 }
 
-/// What a session and its driver both know.
+/// What a session and its driver share.
 pub(super) struct Shared {
     pub(super) id: i64,
     /// The timeout that the server granted.
     pub(super) timeout: Duration,
     pub(super) state: Mutex<State>,
     pub(super) watches: Mutex<Watches>,
-    /// Which connection it is on.
+    /// The number of its current connection.
     pub(super) generation: AtomicU64,
     late: AtomicU32,
 }
@@ -94,16 +93,16 @@ impl Shared {
         }
     }
 
-    /// How the core calls its lease.
+    /// The core's id of its lease.
     pub(super) fn lease(&self) -> LeaseId {
         LeaseId(u128::from(self.id as u64))
     }
 }
 
 pub(super) struct State {
-    /// The last write that a majority took.
+    /// The last write that a majority accepted.
     armed: LeaseStart,
-    /// When claims began to use it: from then on it ends with its lease.
+    /// When claims began to use it. From then on it ends with its lease.
     leased: Option<BootTime>,
     pub(super) over: bool,
     idle_since: BootTime,
@@ -115,15 +114,15 @@ impl State {
         !self.over && !self.lease().is_some_and(over)
     }
 
-    /// How long it lasts without a further write, if claims use it.
+    /// Its lease, if claims use it.
     pub(super) fn lease(&self) -> Option<LeaseStart> {
         let sent = self.armed.sent.max(self.leased?);
         Some(LeaseStart { sent, ..self.armed })
     }
 
-    /// Counts a write that a majority took. The leader knows for certain of what was `settled`,
-    /// and ends the session no earlier than 1.5 leases after that; a holder believes in nine
-    /// tenths of a lease.
+    /// Records a write that a majority accepted. The leader certainly knows of `settled`, and
+    /// expires the session no earlier than 1.5 leases after it; a holder relies on nine tenths of a
+    /// lease.
     pub(super) fn arm(&mut self, sent: BootTime, settled: BootTime) {
         let sent = sent.min(settled + self.armed.ttl * 6 / 10);
         if self.is_usable() && sent > self.armed.sent {
@@ -133,10 +132,10 @@ impl State {
 }
 
 impl Session {
-    /// Begins a session on the engine's thread.
+    /// Opens a session on the engine's thread.
     ///
     /// # Errors
-    /// Those of connecting; nothing is left to undo, since a session that nobody has is closed.
+    /// As connecting. There is nothing to undo, because a session without an owner is closed.
     pub(super) async fn open(
         thread: &Thread,
         endpoints: &Arc<Endpoints>,
@@ -154,7 +153,7 @@ impl Session {
                 Err(no) => {
                     let error = match no {
                         NoConnection::Failed(error) => error,
-                        NoConnection::Over => unreachable("the server gave no session"),
+                        NoConnection::Over => unreachable("the server granted no session"),
                     };
                     return drop(tell.send(Err(error)));
                 }
@@ -162,7 +161,7 @@ impl Session {
             let (commands, told) = mpsc::unbounded_channel();
             let shared = Arc::new(Shared::new(&connection));
             let driver = Driver::new(&connection, Arc::clone(&shared), told, endpoints, alarms);
-            // Nobody waits any more: the driver finds its end of the channel closed.
+            // If nobody waits any more, the driver finds its command channel closed.
             let _ = tell.send(Ok(Arc::new(Self { shared, commands })));
             driver.run(connection).await;
         });
@@ -180,7 +179,7 @@ impl Session {
         self.shared.id
     }
 
-    /// How the core calls its lease.
+    /// The core's id of its lease.
     pub(super) fn lease(&self) -> LeaseId {
         self.shared.lease()
     }
@@ -190,17 +189,17 @@ impl Session {
         self.shared.timeout
     }
 
-    /// The last write that a majority took.
+    /// The last write that a majority accepted.
     pub(super) fn armed(&self) -> LeaseStart {
         self.shared.state.lock().armed
     }
 
-    /// Whether claims can go on using it.
+    /// Whether claims can still use it.
     pub(super) fn is_usable(&self) -> bool {
         self.shared.state.lock().is_usable()
     }
 
-    /// Takes it for a claim; `false` when it is over.
+    /// Uses it for a claim; `false` when it has ended.
     pub(super) fn lease_out(&self) -> bool {
         let mut state = self.shared.state.lock();
         let usable = state.is_usable();
@@ -211,16 +210,16 @@ impl Session {
         usable
     }
 
-    /// How long it has not been taken for a claim.
+    /// How long it was not used for a new claim.
     pub(super) fn idle(&self) -> Duration {
         let since = self.shared.state.lock().idle_since;
         BootTime::now().saturating_since(since)
     }
 
-    /// Sends requests together and waits for all answers.
+    /// Sends requests pipelined, and waits for all answers.
     ///
     /// # Cancellation
-    /// Dropped, the requests may still be sent and applied.
+    /// The requests may still be sent and applied after the future is dropped.
     pub(super) async fn call(&self, requests: Vec<Request>) -> Told {
         let (tell, told) = oneshot::channel();
         let call = Command::Call { requests, tell };
@@ -230,47 +229,47 @@ impl Session {
         told.await.unwrap_or(Err(Failure::Over))
     }
 
-    /// Which connection it is on.
+    /// The number of its current connection.
     pub(super) fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Relaxed)
     }
 
-    /// Says that an answer came in time.
+    /// Records that an answer came in time.
     pub(super) fn answered(&self) {
         self.shared.late.store(0, Ordering::Relaxed);
     }
 
-    /// Says that an answer did not: a frozen server looks alive.
+    /// Records that an answer was late: a frozen server keeps its connection open.
     pub(super) fn late(&self, generation: u64) {
         if self.shared.late.fetch_add(1, Ordering::Relaxed) + 1 >= LATE {
             self.give_up(generation);
         }
     }
 
-    /// Connects anew, unless that has happened already.
+    /// Reconnects, unless that has happened already.
     pub(super) fn give_up(&self, generation: u64) {
         self.shared.late.store(0, Ordering::Relaxed);
         let _ = self.commands.send(Command::Break(generation));
     }
 
-    /// Resolves when the node or its children change, or nothing can be told any more. To be
-    /// followed by a request with a watch.
+    /// Resolves when the znode or its children change, or when the watch can't report any more. The
+    /// caller must send a request with a watch next.
     pub(super) fn watch(&self, path: &str, what: Watched) -> oneshot::Receiver<()> {
         self.shared.watches.lock().once(path, what)
     }
 
-    /// Yields after changes at and below `path`, and ends when the connection does. To be followed
-    /// by [`Request::add_watch`].
+    /// Yields after changes at and below `path`, and ends with the connection. The caller must send
+    /// [`Request::add_watch`] next.
     pub(super) fn watch_tree(&self, path: &str) -> mpsc::Receiver<()> {
         self.shared.watches.lock().tree(path)
     }
 
-    /// Forgets who has stopped listening; `true` when nobody listens to `path` any more.
+    /// Removes closed listeners; `true` when nobody listens to `path` any more.
     pub(super) fn unwatch_tree(&self, path: &str) -> bool {
         self.shared.watches.lock().is_unheard(path)
     }
 
-    /// Closes it, and with it removes everything that lives with it. Best effort.
+    /// Closes the session, which deletes its ephemeral znodes. Best effort.
     pub(super) async fn close(&self) {
         self.shared.state.lock().over = true;
         let (tell, told) = oneshot::channel();
@@ -288,8 +287,9 @@ fn unreachable(message: impl Into<String>) -> Error {
 mod tests {
     use super::*;
 
-    /// A holder believes in nine tenths of a lease, and the session ends 1.5 of them after what the
-    /// leader knows of: a write that may not have reached its timer counts for that much less.
+    /// A holder relies on nine tenths of a lease, and the session expires 1.5 leases after the last
+    /// touch that the leader knows of. A write that may not have touched its timer counts for that
+    /// much less.
     #[test]
     fn a_write_counts_as_far_as_the_leader_knows() {
         let (ttl, begun) = (Duration::from_secs(10), BootTime::now());
@@ -304,7 +304,7 @@ mod tests {
             (4, 0, 4),
             (9, 0, 6),
             (9, 2, 8),
-            // What is known never goes back.
+            // The start of the lease never goes back.
             (7, 7, 8),
             (9, 9, 9),
         ] {

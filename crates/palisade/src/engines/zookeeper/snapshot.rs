@@ -70,7 +70,7 @@ impl Snapshot {
         children.sort_by(|a, b| match (a.is_before(b), b.is_before(a)) {
             (true, _) => Ordering::Less,
             (_, true) => Ordering::Greater,
-            // Both of one claim that is amended; or, never seen, of two tools.
+            // Both belong to one claim that is being amended; or, never seen, to two tools.
             _ => a.name.cmp(&b.name),
         });
         let mut line = Line::default();
@@ -137,7 +137,7 @@ impl Snapshot {
         Ok(self.ahead_of(at).is_none())
     }
 
-    /// Marks whoever holds: always the first ones, since nobody overtakes.
+    /// Marks the holders: always the first ones, because nobody overtakes.
     pub(super) fn settle(&mut self) {
         self.line.settle(BootTime::PAST, || 1);
     }

@@ -1,5 +1,5 @@
-//! `Thread`: the engine's own thread, which drives sessions, so that a blocked or ended runtime of
-//! the caller costs none of them.
+//! `Thread`: the engine's own thread, which drives sessions, so that they survive when the caller's
+//! runtime is blocked or ends.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -8,12 +8,11 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::sync::Runtime;
 
-/// The thread that drives sessions.
 pub(super) struct Thread(mpsc::UnboundedSender<BoxFuture<()>>);
 
 impl Thread {
     /// # Errors
-    /// [`ErrorKind::Denied`] when the system gives no thread.
+    /// [`ErrorKind::Denied`] when the system refuses a thread.
     pub(super) fn start() -> Result<Self> {
         let (give, mut given) = mpsc::unbounded_channel::<BoxFuture<()>>();
         let run = async move {

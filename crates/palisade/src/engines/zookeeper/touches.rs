@@ -1,20 +1,19 @@
-//! `Touches`: what the leader's timer has been told of a session.
+//! `Touches`: the touches of a session that have reached the leader's timer.
 //!
-//! A write that came through a follower does not reach the leader's timer by itself: the follower
-//! reports whom it has heard from with the leader's next ping, every half tick. So a write counts
-//! in full only if something was answered long enough before it to have been reported.
+//! A write through a follower does not touch the leader's session timer by itself: the follower
+//! reports the sessions that it has heard from with the leader's next ping, every half tick. So a
+//! write counts in full only if something was answered long enough before it to have been reported.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::core::clock::BootTime;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Touches {
-    /// The last time of which the leader knows for certain.
+    /// The last touch that the leader certainly knows of.
     settled: BootTime,
-    /// Sent and answered, not reported to the leader for certain yet.
+    /// Touches, sent and answered, that may not have been reported to the leader yet.
     recent: VecDeque<(BootTime, BootTime)>,
 }
 

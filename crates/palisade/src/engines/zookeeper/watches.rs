@@ -1,5 +1,5 @@
-//! `Watches`: who is to be told when a node changes. A watch lives with one connection; when that
-//! ends, everyone is told and looks again.
+//! `Watches`: the listeners for changes of znodes. A watch lives with one connection; when that
+//! ends, all listeners are notified and read again.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::proto::event;
 
-/// What of a node is watched.
+/// What a watch covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Watched {
     Node,
     Children,
 }
 
-/// Who is to be told of what. Dropped senders tell, too: whoever waits looks again.
+/// The listeners. A dropped sender counts as a notification.
 #[derive(Default)]
 pub(super) struct Watches {
     once: HashMap<(String, Watched), Vec<oneshot::Sender<()>>>,
@@ -22,7 +22,7 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Told when the node or its children change.
+    /// Notified when the znode or its children change.
     pub(super) fn once(&mut self, path: &str, what: Watched) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         let all = self.once.entry((path.to_owned(), what)).or_default();
@@ -31,19 +31,19 @@ impl Watches {
         told
     }
 
-    /// Told after changes at and below `path`.
+    /// Notified after changes at and below `path`.
     pub(super) fn tree(&mut self, path: &str) -> mpsc::Receiver<()> {
         let (tell, told) = mpsc::channel(1);
         self.trees.push((path.to_owned(), tell));
         told
     }
 
-    /// Forgets who has stopped listening; `true` when nobody listens to the tree any more.
+    /// Removes closed listeners; `true` when nobody listens to the tree any more.
     pub(super) fn is_unheard(&mut self, path: &str) -> bool {
         self.trees.retain(|(_, tell)| !tell.is_closed());
         let unheard = !self.trees.iter().any(|(other, _)| other == path);
         if unheard {
-            // The request that takes it away takes these with it.
+            // The request that removes the tree's watch also removes these.
             self.once.retain(|(other, _), _| other != path);
         }
         unheard
@@ -61,7 +61,7 @@ impl Watches {
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         for (_, tell) in self.trees.iter().filter(|(tree, _)| is_below(tree)) {
-            // One that has not been taken yet tells of this, too.
+            // A notification that is still pending covers this change, too.
             let _ = tell.try_send(());
         }
     }

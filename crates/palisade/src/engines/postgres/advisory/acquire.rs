@@ -1,8 +1,9 @@
-//! Taking a session lock, and waiting for it.
+//! `enter` and `wait` for session locks.
 //!
-//! Invariant: what a lease counts from is before the lock was had, or a heartbeat's. The server
-//! lets a session be idle for a ttl from the grant on, and a claim that waits is renewed as of a
-//! moment at which the server said that it still waited.
+//! Invariant: a lease never counts from a later time than the server does. It counts from before
+//! the lock was granted, or from before a heartbeat was sent. The server's idle timer starts at the
+//! grant. A waiting claim is renewed as of a time at which the server reported that it still
+//! waited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
 use crate::engines::kit::timed;
 
-/// How long an answer of the server is good for all who wait.
+/// How long one reply of the server proves to all waiters that it is alive.
 const ANSWERED: Duration = Duration::from_secs(1);
 
 /// The pause before another attempt to get a session for a claim whose turn it is.
@@ -41,7 +42,8 @@ pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result
     }
     let key = registry.keys.of(&claim.name)?;
     let permit = registry.permit().await?;
-    // Dropped at any await below, the session goes with us and the lock with it.
+    // If this future is dropped at any await below, the session is dropped, which releases the
+    // lock.
     let session = registry.session().await?;
     let sent = BootTime::now();
     let taken = session.take(statement(Verb::Try, claim.ask), &key, claim.ttl);
@@ -62,7 +64,7 @@ pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result
         if turn.is_some() {
             local.settle(session, permit);
         } else {
-            // Another claim of ours waits at the server already.
+            // Another claim of this client waits at the server already.
             registry.spare(session);
         }
         queue(registry, &local, turn);
@@ -74,7 +76,7 @@ pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result
     Ok(entered(&local, place, sent))
 }
 
-/// The answer to a claim that is known already: what it holds is armed by a heartbeat.
+/// The answer to a repeated enter. A hold's lease is restarted by a heartbeat.
 async fn enter_again(local: &LocalClaim) -> Result<Entered> {
     let (place, sent) = (local.place(), BootTime::now());
     match (place, local.session()) {
@@ -106,8 +108,8 @@ fn entered(local: &LocalClaim, place: Place, sent: BootTime) -> Entered {
     }
 }
 
-/// Waits for the lock on the claim's session, beside everything else. Here, where whoever is told
-/// waits too: if this runtime is blocked or ends, so does the wait, by the ttl.
+/// Waits for the lock on the claim's session, in a task of the caller's runtime. If that runtime is
+/// blocked or ends, so does the wait, after the ttl.
 fn queue(registry: &Arc<Registry>, local: &Arc<LocalClaim>, turn: Option<OwnedMutexGuard<()>>) {
     let (registry, local) = (Arc::clone(registry), Arc::clone(local));
     tokio::spawn(async move {
@@ -132,7 +134,7 @@ fn queue(registry: &Arc<Registry>, local: &Arc<LocalClaim>, turn: Option<OwnedMu
     });
 }
 
-/// Waits for the claim's turn, then for the lock.
+/// Waits for the claim's turn among those of this client, then for the lock.
 async fn block(
     registry: &Registry,
     local: &LocalClaim,
@@ -146,7 +148,7 @@ async fn block(
         let connected = async { Ok((registry.permit().await?, registry.session().await?)) };
         match connected.await {
             Ok((permit, session)) => local.settle(session, permit),
-            // The claim is as good as it was, and whoever waits is told by the look of `wait`.
+            // The claim keeps its place, and `wait` reports the error when it pings.
             Err::<_, Error>(error) if error.is_transient() => tokio::time::sleep(RETRY).await,
             Err(_) => return None,
         }
@@ -183,8 +185,8 @@ pub(super) async fn wait(
     Ok(local.place())
 }
 
-/// Whether the server answers at all: a session that waits for a lock can't tell. An answer that
-/// one has had is good for all; while there is none everyone asks, beside each other.
+/// Whether the server answers at all, which a session that waits for a lock can't tell. One recent
+/// reply serves all waiters; without one, each of them asks concurrently.
 async fn ping(registry: &Registry) -> Result<()> {
     let answered = *registry.answered.lock();
     if !(answered + ANSWERED).has_passed() {

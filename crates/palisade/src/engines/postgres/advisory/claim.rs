@@ -1,7 +1,7 @@
-//! `LocalClaim`: a claim of this client, where it stands, and the session that it has to itself.
+//! `LocalClaim`: a claim of this client, its place, and its own session.
 //!
-//! Of the claims of one client that wait for the same lock only the first has a session, on which
-//! the server lets it wait; the others wait here for their turn.
+//! Of the claims of one client that wait for the same lock, only the first has a session, on which
+//! it waits at the server. The others wait here for their turn.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,29 +19,30 @@ use crate::core::sync;
 /// A claim that waits or holds.
 pub(super) struct LocalClaim {
     pub(super) claim: Arc<Claim>,
-    /// What its name is locked by.
+    /// The key of the advisory lock.
     pub(super) key: Key,
-    /// Its session, and its part of `max_connections`; from its turn on if it waits.
+    /// Its session, and its permit out of `max_connections`. A waiting claim has them only once it
+    /// is its turn.
     session: OnceLock<(Arc<Session>, OwnedSemaphorePermit)>,
     place: watch::Sender<Place>,
     pub(super) state: Mutex<State>,
 }
 
-/// What changes while a claim is here.
+/// The mutable state of a claim.
 pub(super) struct State {
     pub(super) ask: Ask,
     pub(super) value: Option<String>,
     pub(super) evicted: bool,
-    /// When it took its place, or got what it waited for.
+    /// When it took its place, or was granted.
     pub(super) since: BootTime,
-    /// When it is known not to have had the lock yet: whatever is granted is granted later.
+    /// A time at which it did not have the lock yet, so any grant is later.
     pub(super) waited: BootTime,
-    /// Until when a claim that waits is wanted.
+    /// A waiting claim is abandoned after this time unless it is renewed.
     wanted: BootTime,
 }
 
 impl LocalClaim {
-    /// `sent` is before the lock was asked for.
+    /// `sent` is a time before the lock was requested.
     pub(super) fn new(claim: Arc<Claim>, key: Key, place: Place, sent: BootTime) -> Arc<Self> {
         let now = BootTime::now();
         Arc::new(Self {
@@ -62,16 +63,16 @@ impl LocalClaim {
 
     /// Gives it a session, once.
     pub(super) fn settle(&self, session: Arc<Session>, permit: OwnedSemaphorePermit) {
-        // A second one would be dropped, and be none.
+        // A second session would be dropped.
         let _ = self.session.set((session, permit));
     }
 
-    /// Its session, which every claim has that holds.
+    /// Its session; every holder has one.
     pub(super) fn session(&self) -> Option<&Arc<Session>> {
         self.session.get().map(|(session, _)| session)
     }
 
-    /// Where it stands; a connection that ended has taken the lock with it.
+    /// Its place. The lock is lost when the connection has ended.
     pub(super) fn place(&self) -> Place {
         if self.session().is_some_and(|session| session.is_over()) {
             return Place::Gone;
@@ -79,10 +80,10 @@ impl LocalClaim {
         *self.place.borrow()
     }
 
-    /// Returns when it stands where `fits`.
+    /// Waits until its place satisfies `fits`.
     pub(super) async fn until(&self, fits: impl Fn(Place) -> bool) {
         let mut place = self.place.subscribe();
-        // The sender lives in here.
+        // Never fails, because `self` owns the sender.
         let _ = place.wait_for(|place| fits(*place)).await;
     }
 
@@ -93,18 +94,18 @@ impl LocalClaim {
         }
     }
 
-    /// Says what became of it.
+    /// Changes its place.
     pub(super) fn moved(&self, place: Place) {
         self.state.lock().since = BootTime::now();
         self.place.send_replace(place);
     }
 
-    /// Keeps a claim that waits wanted for another ttl.
+    /// Renews a waiting claim for another ttl.
     pub(super) fn want(&self) {
         self.state.lock().wanted = BootTime::now() + self.claim.ttl;
     }
 
-    /// Returns when nobody has renewed it for a ttl.
+    /// Waits until nobody has renewed it for a ttl.
     pub(super) async fn outlived(&self) {
         loop {
             let until = self.state.lock().wanted;
@@ -115,13 +116,12 @@ impl LocalClaim {
         }
     }
 
-    /// A statement about its lock.
     pub(super) fn statement(&self, verb: Verb) -> Statement {
         statement(verb, self.state.lock().ask)
     }
 }
 
-/// A statement about the lock that `ask` is for.
+/// A statement for the lock that `ask` needs, shared or exclusive.
 pub(super) fn statement(verb: Verb, ask: Ask) -> Statement {
     Statement {
         shared: matches!(ask, Ask::Part { .. }),

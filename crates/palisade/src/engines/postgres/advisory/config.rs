@@ -30,8 +30,8 @@ pub(in super::super) const OPTIONS: &[&str] = &[
     "user",
 ];
 
-/// How many connections claims have at most: a good part of what a server gives by default (100),
-/// and not all of it.
+/// The most connections for claims: a good part of a server's default limit (100), but not all of
+/// it.
 const MAX_CONNECTIONS: usize = 50;
 
 pub(super) const CAPABILITY: Capability = Capability {
@@ -43,8 +43,8 @@ pub(super) const CAPABILITY: Capability = Capability {
     ends_with: EndsWith::Process,
     ttl: TtlRange {
         min: Duration::from_millis(500),
-        // A session whose client is gone is ended within 15 s by the kernel, and not before 12 s:
-        // a longer ttl would outlive it.
+        // The kernel ends the session of a client that is gone within 15 s, and not before 12 s; a
+        // longer ttl would outlive it.
         max: Duration::from_secs(12),
         step: Duration::from_millis(1),
     },
@@ -73,12 +73,12 @@ pub(super) struct Config {
     pub(super) server: Server,
     pub(super) schema: Schema,
     pub(super) keys: Keys,
-    /// Nothing takes sessions apart: it was said so.
+    /// The user declared that no pooler shares sessions.
     pub(super) trusted: bool,
     pub(super) max_connections: usize,
 }
 
-/// Opens it; nothing is asked of the server before the first verb.
+/// Opens the engine; nothing is sent before the first verb.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] for a URL or option that can't be used.

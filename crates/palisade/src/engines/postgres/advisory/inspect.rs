@@ -1,6 +1,5 @@
-//! Who holds advisory locks: from the server's own list of locks, with what sessions say of
-//! themselves (`application_name`) and what was recorded of their owners. Our own are shown from
-//! memory.
+//! Holders of advisory locks: from `pg_locks`, the sessions' `application_name`, and the owner
+//! records. The claims of this client are reported from memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +23,8 @@ use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::engines::kit::timed;
 
-/// The locks of this database: `$1` is the key of one line, or null; `$2` the namespace and `$3`
-/// the beginning of names.
+/// The locks of this database. `$1` is the key of one line, or null; `$2` the namespace; `$3` the
+/// prefix of names.
 const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s.owner, s.value, s.ttl \
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
     LEFT JOIN @schema@.session s ON s.pid = l.pid \
@@ -36,21 +35,21 @@ const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s
             OR s.claim IS NULL AND a.application_name = 'palisade' \
           ELSE (l.classid::bigint << 32 | l.objid::bigint) = @key@ END";
 
-/// How often to look whether another client has recorded its owner, and how long one may take that
-/// has little of the processor; longer only if its process is stopped.
+/// How often to poll for the owner record of another client, and how long to wait for it: long
+/// enough for a client that gets little CPU. Only a stopped process takes longer.
 const RECORDED: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often a watch looks whether anything changed.
+/// How often a watch polls.
 const POLL: Duration = Duration::from_millis(100);
 
-/// A row of the locks that are held.
+/// A lock that is held.
 struct Held {
     pid: i32,
     shared: bool,
-    /// What the session is called.
+    /// The `application_name` of the session.
     called: String,
-    /// Whether its owner is recorded.
+    /// Whether it has an owner record.
     recorded: bool,
     name: Option<String>,
     owner: Option<Owner>,
@@ -71,14 +70,14 @@ impl Held {
         })
     }
 
-    /// Whether the session is one of palisade's, and its owner not recorded yet.
+    /// Whether it is a session of palisade without an owner record yet.
     fn is_fresh(&self) -> bool {
         let rest = self.called.strip_prefix(NAMELESS);
         let ours = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
         ours && !self.recorded
     }
 
-    /// The claim and its token, as a session of palisade says them in its name.
+    /// The claim and its token, as in the `application_name` of a palisade session.
     fn said(&self) -> Option<(ClaimId, u64)> {
         let (claim, sequence) = self.called.strip_prefix("palisade ")?.split_once(' ')?;
         Some((claim.parse().ok()?, sequence.parse().ok()?))
@@ -107,7 +106,7 @@ impl Held {
     }
 }
 
-/// Our own claim on the session of `pid`.
+/// The claim of this client whose session is served by process `pid`.
 fn ours(holders: &[Arc<LocalClaim>], pid: i32) -> Option<&LocalClaim> {
     let has = |local: &&Arc<LocalClaim>| local.session().is_some_and(|own| own.pid == pid);
     holders.iter().find(has).map(|local| &**local)
@@ -122,7 +121,7 @@ pub(super) async fn survey(registry: &Registry, scope: &Scope) -> Result<Vec<Lin
             Scope::Line(name) => Some(name.to_string()),
             Scope::Prefix(_) => lock.name.take(),
         };
-        // Without a name nobody has recorded what it is about.
+        // Without an owner record the name of the lock is unknown.
         let Some(name) = name else { continue };
         let at = lines.iter().position(|line| line.name == name);
         let at = at.unwrap_or_else(|| {
@@ -143,13 +142,13 @@ pub(super) async fn survey(registry: &Registry, scope: &Scope) -> Result<Vec<Lin
     Ok(lines)
 }
 
-/// The locks, once other clients have recorded the owners of what was granted before.
+/// The locks, after other clients have written the owner records of earlier grants.
 async fn recorded(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
     let mut held = look(registry, scope).await?;
     let end = BootTime::now() + PATIENCE;
     let holders = registry.holders();
     let fresh = |lock: &&Held| lock.is_fresh() && ours(&holders, lock.pid).is_none();
-    // What is granted meanwhile is news for the next survey.
+    // Later grants are left to the next survey.
     let first: Vec<i32> = held.iter().filter(fresh).map(|lock| lock.pid).collect();
     while held
         .iter()
@@ -166,7 +165,7 @@ async fn look(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
     let (key, prefix) = match scope {
         Scope::Line(name) => (Some(registry.keys.of(name)?), ""),
         Scope::Prefix(prefix) => {
-            // Ours are recorded before they are looked for by name.
+            // The query finds names by owner records, so ours are written first.
             for local in registry.holders() {
                 let recorded = owner_record::record(registry, &local);
                 let _ = timed("survey", registry.timeout, recorded).await;
@@ -208,7 +207,7 @@ pub(super) fn watch(registry: Arc<Registry>, scope: Scope) -> BoxStream<Result<(
     })
 }
 
-/// Grows with every grant, so that what came and went between two looks can be told.
+/// Increases with every grant, so that a lock taken and released between two polls is noticed.
 async fn grants(registry: &Registry) -> Result<i64> {
     let schema = registry.schema.quoted();
     let sql = format!("SELECT last_value + is_called::int FROM {schema}.token");
@@ -220,7 +219,7 @@ async fn grants(registry: &Registry) -> Result<i64> {
     row.try_get(0).map_err(|error| failed("watch", &error))
 }
 
-/// The process that has the lock `name` for the claim that a survey shows as `id`.
+/// The process that holds the lock `name` for the claim that a survey shows as `id`.
 pub(super) async fn process_of(
     registry: &Registry,
     name: &Name,
@@ -235,7 +234,7 @@ pub(super) async fn process_of(
     Ok(victim.map(|lock| lock.pid))
 }
 
-/// Waits until a session that was told to end has let go.
+/// Waits until a session that was told to end has released the lock.
 pub(super) async fn until_gone(registry: &Registry, name: &Name, pid: i32) -> Result<()> {
     let end = BootTime::now() + registry.timeout;
     let scope = Scope::Line(name.clone());

@@ -1,8 +1,9 @@
-//! `Keys`: from a name to the number that is locked.
+//! `Keys`: maps a name to the key of its advisory lock.
 //!
-//! The number is what others agree on: sqlx's derivation, `hashtext` as people write it in SQL,
-//! or the name itself as a number. It is derived from the name alone with `namespace=`, and from
-//! `NAMESPACE/NAME` otherwise. Two names with one number exclude each other: safe, and rare.
+//! The key is one that others use too: sqlx's derivation, `hashtext` as people write it in SQL, or
+//! the name itself as a number. With an empty namespace it is derived from the name alone,
+//! otherwise from `NAMESPACE/NAME`. Two names with the same key exclude each other, which is safe
+//! and rare.
 
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use tokio_postgres::types::{ToSql, Type};
@@ -10,18 +11,18 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
-/// How the number is made.
+/// How the key is derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Derivation {
     /// HKDF-SHA256 as sqlx's `PgAdvisoryLock::new`: 64 bits.
     Sqlx,
-    /// `hashtext(name)`: 32 bits, by the server.
+    /// `hashtext(name)`: 32 bits, computed by the server.
     Hashtext,
     /// The name is the number.
     Raw,
 }
 
-/// What is locked: a number, or a text that the server makes one of.
+/// A key, or a text from which the server computes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Number(i64),
@@ -29,7 +30,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// As a parameter.
+    /// As a statement parameter.
     pub(super) fn sql(&self) -> &(dyn ToSql + Sync) {
         match self {
             Self::Number(number) => number,
@@ -50,10 +51,10 @@ fn config(message: &str) -> Error {
 }
 
 impl Keys {
-    /// Reads option `key`.
+    /// Parses the option `key`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for another value, and for a namespace that it can't have.
+    /// [`ErrorKind::Config`] for an unknown value, and for a namespace with `key=raw`.
     pub(in super::super) fn new(option: Option<&str>, namespace: &str) -> Result<Self> {
         let derivation = match option {
             None | Some("sqlx") => Derivation::Sqlx,
@@ -75,10 +76,10 @@ impl Keys {
         })
     }
 
-    /// What `name` is locked by, for [`Keys::sql`].
+    /// The key of `name`, as a parameter for [`Keys::sql`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] when it must be a number and is none.
+    /// [`ErrorKind::InvalidName`] with `key=raw` for a name that is not a number.
     pub(super) fn of(&self, name: &Name) -> Result<Key> {
         let text = match self.namespace.as_str() {
             "" => name.to_string(),
@@ -98,10 +99,10 @@ impl Keys {
         }
     }
 
-    /// The number of a name, where it is made here.
+    /// The number of a name, where it is computed here.
     ///
     /// # Errors
-    /// As [`Keys::of`]; [`ErrorKind::Unsupported`] where the server makes it.
+    /// As [`Keys::of`]; [`ErrorKind::Unsupported`] where the server computes it.
     pub(in super::super) fn number(&self, name: &Name) -> Result<i64> {
         match self.of(name)? {
             Key::Number(number) => Ok(number),
@@ -113,7 +114,7 @@ impl Keys {
         }
     }
 
-    /// The number as `pg_locks` and SQL know it; where the server makes it, the expression.
+    /// The number as in `pg_locks`; where the server computes it, the SQL expression.
     pub(super) fn shown(&self, name: &Name) -> Option<String> {
         match self.of(name).ok()? {
             Key::Number(number) => Some(number.to_string()),
@@ -121,7 +122,7 @@ impl Keys {
         }
     }
 
-    /// The expression that makes a bigint of a key, as the first parameter, and its type.
+    /// The SQL expression that turns the first parameter into a bigint, and the parameter's type.
     pub(super) fn sql(&self) -> (&'static str, Type) {
         match self.derivation {
             Derivation::Hashtext => ("hashtext($1)::bigint", Type::TEXT),
@@ -145,7 +146,7 @@ fn sqlx(name: &str) -> i64 {
     let filled = key
         .expand(&[b"SQLx (Rust) Postgres advisory lock"], Eight)
         .and_then(|okm| okm.fill(&mut bytes));
-    // Eight bytes are far below HKDF's limit of 8160, the only way in which it fails.
+    // HKDF fails only above 8160 bytes.
     debug_assert!(filled.is_ok());
     i64::from_le_bytes(bytes)
 }

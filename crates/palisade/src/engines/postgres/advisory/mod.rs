@@ -1,9 +1,9 @@
 //! `postgres+advisory://` — session advisory locks of a PostgreSQL server.
 //!
-//! `pg_advisory_lock` of the same number excludes us, and we exclude it. A claim (`claim`) has a
-//! session to itself (`session`, `statements`), the server's own queue is the line, and the end of
-//! the session is the end of the lock. `registry` keeps claims and sessions; `acquire`, `renew`,
-//! `release` and `inspect` are the verbs; `owner_record` is for people.
+//! `pg_advisory_lock` of the same key conflicts with our locks. A claim (`claim`) has a session to
+//! itself (`session`, `statements`), the server's own queue is the line, and the lock ends with the
+//! session. `registry` keeps claims and sessions; `acquire`, `renew`, `release` and `inspect` are
+//! the verbs; `owner_record` is for people.
 
 mod acquire;
 mod claim;
@@ -79,7 +79,7 @@ impl Engine for AdvisoryEngine {
         Ok(Vec::new())
     }
 
-    /// Called by the keeper, whose runtime it is.
+    /// The keeper calls this, in its own runtime.
     fn alarms(&self) -> BoxStream<Alarm> {
         self.registry.settle_here();
         alarms(self.registry.alarms.subscribe())

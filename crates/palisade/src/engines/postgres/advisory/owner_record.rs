@@ -1,7 +1,7 @@
-//! Records of who holds, for people, written without delaying anyone.
+//! Owner records, for people, written without delaying anyone.
 //!
-//! A lock that is given back soon is never recorded; one that is kept is, a moment after its
-//! grant, on its own session. Nothing is decided by the record.
+//! A lock that is released soon is never recorded. One that is kept is recorded shortly after its
+//! grant, on its own session. No decision depends on the record.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,19 +17,19 @@ use super::statements::NAMELESS;
 use crate::core::engine::Place;
 use crate::core::error::Result;
 
-/// Long enough that a quick lock and unlock is over, also on a busy server: whoever unlocks waits
-/// until the record is written. Short enough that nobody misses it.
+/// Long enough that a short lock is released by then even on a busy server, because a release has
+/// to wait while the record is written. Short enough that nobody misses the record.
 const DELAY: Duration = Duration::from_millis(50);
 
-/// Claims that hold and are not recorded yet.
+/// Holders that are not recorded yet.
 #[derive(Default)]
 pub(super) struct Fresh {
     claims: Mutex<Vec<Weak<LocalClaim>>>,
-    /// A task records them.
+    /// Whether a task records them.
     recording: AtomicBool,
 }
 
-/// Records that `claim` holds, if it still does in a moment.
+/// Schedules the record of `claim`, which is written if it still holds after [`DELAY`].
 pub(super) fn note(registry: &Arc<Registry>, claim: &Arc<LocalClaim>) {
     let fresh = &registry.fresh;
     fresh.claims.lock().push(Arc::downgrade(claim));
@@ -47,20 +47,20 @@ pub(super) fn note(registry: &Arc<Registry>, claim: &Arc<LocalClaim>) {
             let noted = std::mem::take(&mut *fresh.claims.lock());
             let claims = noted.iter().filter_map(Weak::upgrade);
             for claim in claims.filter(|claim| registry.claim(claim.claim.id).is_some()) {
-                // Recording takes the session's time: not in the middle of a quick lock and
-                // unlock.
+                // Writing the record occupies the session, so a short lock and unlock is spared.
                 let due = claim.state.lock().since + DELAY;
                 if !due.has_passed() {
                     fresh.claims.lock().push(Arc::downgrade(&claim));
                     continue;
                 }
-                // For people: the next heartbeat finds out what is wrong, if anything is.
+                // An error is ignored: no decision depends on the record, and the next heartbeat
+                // finds out.
                 let _ = record(&registry, &claim).await;
             }
             if noted.is_empty() {
                 fresh.recording.store(false, Ordering::SeqCst);
                 let rest = fresh.claims.lock().is_empty();
-                // Whoever came in between saw that we were recording.
+                // A claim that was noted in between saw `recording` set and started no task.
                 if rest || fresh.recording.swap(true, Ordering::SeqCst) {
                     return;
                 }
@@ -69,7 +69,7 @@ pub(super) fn note(registry: &Arc<Registry>, claim: &Arc<LocalClaim>) {
     });
 }
 
-/// Records it, unless it has left.
+/// Writes the owner record, unless the claim has left.
 pub(super) async fn record(registry: &Registry, local: &LocalClaim) -> Result<()> {
     let claim = &local.claim;
     let Some(session) = local.session() else {

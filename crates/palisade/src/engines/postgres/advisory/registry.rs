@@ -1,10 +1,10 @@
-//! `Registry`: the claims of one client, its sessions, and where these live.
+//! `Registry`: the claims of one client, and its sessions.
 //!
-//! Each claim has a session to itself; one that is free again is used for the next claim. There
-//! are at most `max_connections` of them: whoever comes when all are in use waits for one, in
-//! turn, and is told after a request's time. What is asked for no claim is asked on one shared
-//! session per runtime, many questions at once. Whatever must go on while the caller's runtime is
-//! blocked is done at home: in the keeper's.
+//! Each claim has a session to itself, and a session that becomes free is reused for the next
+//! claim. There are at most `max_connections` sessions. When all are in use, a new claim waits for
+//! one in order of arrival, and fails after the request timeout. Requests that belong to no claim
+//! share one session per runtime and are pipelined. Work that must go on while the caller's runtime
+//! is blocked runs on the keeper's runtime.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -33,17 +33,17 @@ use crate::core::url::Settings;
 use crate::engines::kit::tombstones::Tombstones;
 use crate::engines::kit::{Link, PerRuntime, timed};
 
-/// How many free sessions are kept for the next claims, and for how long the others are: whoever
-/// takes many locks at once takes them again, and a connection costs far more than a lock.
+/// How many free sessions are kept for good, and for how long the rest are kept. A client that
+/// takes many locks at once tends to do so again, and connecting costs far more than a lock.
 const SPARE: usize = 2;
 const LINGER: Duration = Duration::from_secs(3);
 
 /// How long a claim that was left before it arrived is remembered. Only this client enters its
-/// claims, and a request of ours can't be under way for longer.
+/// claims, and none of its requests is in flight for longer.
 const DEPARTED: Duration = Duration::from_secs(300);
 
-/// A free session that nobody takes for so long is told not to end when it is idle. Much shorter
-/// than the shortest ttl, and long enough that whoever locks again and again never meets it.
+/// A session that has been free for this long has its idle timeout turned off. It is much shorter
+/// than the shortest ttl, and long enough that a client that locks in a loop never pays for it.
 const TIDY: Duration = Duration::from_millis(50);
 
 pub(super) struct Registry {
@@ -54,32 +54,32 @@ pub(super) struct Registry {
     pub(super) timeout: Duration,
     connect_timeout: Duration,
     connector: Connector,
-    /// One for each session that a claim has.
+    /// One permit for each session of a claim.
     permits: Arc<Semaphore>,
     max_connections: usize,
-    /// For questions that are no claim's.
+    /// For requests that belong to no claim.
     shared: PerRuntime<Arc<Session>>,
     /// The keeper's runtime.
     home: Mutex<Option<Handle>>,
     spare: Mutex<Spares>,
     claims: Mutex<HashMap<ClaimId, Arc<LocalClaim>>>,
-    /// Who waits for a lock at the server, one at a time for each.
+    /// At most one claim of this client waits at the server for each lock.
     turns: Mutex<HashMap<Key, Weak<Turn>>>,
     departed: Mutex<Tombstones>,
-    /// When something was sent that the server has answered, for those who wait.
+    /// When the last request was sent that the server answered.
     pub(super) answered: Mutex<BootTime>,
     pub(super) fresh: Fresh,
     pub(super) alarms: broadcast::Sender<Alarm>,
 }
 
-/// The right to wait for one lock at the server, in turn.
+/// The right to wait for one lock at the server.
 pub(super) type Turn = tokio::sync::Mutex<()>;
 
-/// Sessions that no claim has, each with the time since when.
+/// Sessions without a claim, and since when they are free.
 #[derive(Default)]
 struct Spares {
     free: Vec<(Arc<Session>, BootTime)>,
-    /// A task looks after them.
+    /// Whether a task looks after them.
     tidied: bool,
 }
 
@@ -153,21 +153,21 @@ impl Registry {
         })
     }
 
-    /// The runtime that this is called in is the keeper's.
+    /// Makes the current runtime, which is the keeper's, the home of background work.
     pub(super) fn settle_here(&self) {
         *self.home.lock() = Handle::try_current().ok();
     }
 
-    /// Where background work is done: with the keeper, or before there is one with the caller.
+    /// Where background work runs: the keeper's runtime, or the caller's before there is a keeper.
     pub(super) fn home(&self) -> Handle {
         let home = self.home.lock().clone();
         home.unwrap_or_else(Handle::current)
     }
 
-    /// The right to one more session for a claim.
+    /// A permit for one more session of a claim.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`], not applied, when none is given back in time.
+    /// [`ErrorKind::Unreachable`], not applied, when none is returned in time.
     pub(super) async fn permit(&self) -> Result<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.permits).acquire_owned();
         match tokio::time::timeout(self.timeout, permit).await {
@@ -182,7 +182,7 @@ impl Registry {
         }
     }
 
-    /// A session that no claim has.
+    /// A free session, or a new one.
     ///
     /// # Errors
     /// As connecting, not applied; [`ErrorKind::Unsupported`] behind a pooler.
@@ -200,7 +200,7 @@ impl Registry {
         })
     }
 
-    /// The session of this runtime for questions that are no claim's.
+    /// This runtime's session for requests that belong to no claim.
     pub(super) async fn shared(&self) -> Result<Link<Arc<Session>>> {
         let link = self.shared.get().await?;
         if !link.connection.is_over() {
@@ -210,8 +210,8 @@ impl Registry {
         self.shared.get().await
     }
 
-    /// Waits for the answer to a question that was asked on a shared session; one that is late is
-    /// given up, since another costs little.
+    /// Waits for the reply to a request on a shared session. A session whose reply is late is
+    /// dropped, because a new one is cheap.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`], maybe applied; what the server refuses.
@@ -229,7 +229,7 @@ impl Registry {
         answer?.map_err(|error| failed(operation, &error))
     }
 
-    /// Hears what the server says on a session of a claim: an eviction, or its end.
+    /// Handles a notice on a session of a claim: an eviction, or the end of the connection.
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::Text(text) => {
@@ -265,7 +265,7 @@ impl Registry {
         let _ = self.alarms.send(Alarm::Lease(claim.into()));
     }
 
-    /// Keeps a session whose lock is given back for the next claim.
+    /// Keeps a session whose lock was released for the next claim.
     pub(super) fn spare(self: &Arc<Self>, session: Arc<Session>) {
         if session.is_over() {
             return;
@@ -286,14 +286,14 @@ impl Registry {
         }
     }
 
-    /// Ends free sessions that nobody has taken for a while, but for a few, and lets these rest;
-    /// says whether there is more to do.
+    /// Ends sessions that have been free for a while, except [`SPARE`], whose idle timeout is
+    /// turned off. Returns whether there is more to do.
     async fn tidy(&self) -> bool {
         let restless = |session: &Session, since| session.usable_until(since) < BootTime::NEVER;
         loop {
             let session = {
                 let mut spare = self.spare.lock();
-                // The last ones are taken first.
+                // Claims reuse the last ones first, so the first ones are the longest idle.
                 let mut index = 0;
                 spare.free.retain(|(session, since)| {
                     index += 1;
@@ -312,7 +312,7 @@ impl Registry {
                     }
                 }
             };
-            // One that does not answer is dropped.
+            // A session that does not answer is dropped.
             let rests = tokio::time::timeout(self.timeout, session.rest()).await;
             if matches!(rests, Ok(Ok(()))) {
                 self.spare.lock().free.insert(0, (session, BootTime::now()));
@@ -320,7 +320,7 @@ impl Registry {
         }
     }
 
-    /// What those who wait for `key` take turns at.
+    /// The lock that the waiters for `key` take turns with.
     pub(super) fn turn(&self, key: &Key) -> Arc<Turn> {
         let mut turns = self.turns.lock();
         if let Some(turn) = turns.get(key).and_then(Weak::upgrade) {
@@ -340,7 +340,7 @@ impl Registry {
         self.claims.lock().get(&claim).cloned()
     }
 
-    /// Takes a claim out if the incarnation matches.
+    /// Removes a claim if its incarnation matches.
     pub(super) fn remove(&self, claim: ClaimId, sequence: u64) -> Option<Arc<LocalClaim>> {
         let mut claims = self.claims.lock();
         let now = claims.get(&claim)?.sequence();

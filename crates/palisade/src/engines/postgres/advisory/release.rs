@@ -1,4 +1,4 @@
-//! Giving a session lock back, changing it, and taking it away.
+//! `leave`, `amend` and `evict` for session locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +38,10 @@ pub(super) async fn leave(registry: &Arc<Registry>, ticket: &Ticket) -> Result<L
             registry.spare(Arc::clone(session));
             Ok(Left::Done)
         }
-        // A session that did not have the lock is not to be trusted.
+        // A session that did not have the lock is not reused.
         Ok(Some(false)) => Ok(Left::Absent),
         Ok(None) => Err(no_session_locks("leave")),
-        // The session has ended, or ends with this connection: and the lock with it.
+        // The session has ended, or ends with this connection, and that releases the lock.
         Err(error) => match failed("leave", &error) {
             ended if ended.is_transient() => Ok(Left::Absent),
             other => Err(other),
@@ -49,16 +49,16 @@ pub(super) async fn leave(registry: &Arc<Registry>, ticket: &Ticket) -> Result<L
     }
 }
 
-/// Asks the server to end the statement that waits, if there is one.
+/// Asks the server to cancel the statement that waits, if there is one.
 pub(super) async fn cancel(registry: &Registry, local: &LocalClaim) {
     if let Some(session) = local.session() {
         let cancelled = registry.server.cancel(&session.connection);
-        // If it does not work, the server notices that we are gone.
+        // If this fails, the server will notice that the connection has ended.
         let _ = tokio::time::timeout(registry.timeout, cancelled).await;
     }
 }
 
-/// Ends the statement that waits, and with it its session.
+/// Cancels the statement that waits, and ends its session.
 async fn stop_waiting(registry: &Registry, local: &LocalClaim) {
     if local.session().is_some() {
         cancel(registry, local).await;
@@ -110,7 +110,8 @@ pub(super) async fn amend(
     }
 }
 
-/// Takes a lock away: ours by ourselves, another's by telling its session or ending it.
+/// Evicts a claim: one of this client directly, another by a notification to its session or by
+/// ending that session.
 pub(super) async fn evict(
     registry: &Registry,
     name: &Name,

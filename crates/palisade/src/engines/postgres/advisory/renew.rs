@@ -1,4 +1,4 @@
-//! Renewing session locks: a heartbeat on the session of each holder, and one question about all
+//! Renews session locks: a heartbeat on the session of each holder, and a single query about all
 //! sessions that wait.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{Lease, LeaseStart};
 use crate::engines::kit::timed;
 
-/// Whose sessions waited when it was asked.
+/// The sessions that were still waiting at the time `sent`.
 struct Waiting {
     sent: BootTime,
     pids: Vec<i32>,
@@ -35,7 +35,7 @@ pub(super) async fn renew(registry: &Registry, leases: &[Lease], within: Duratio
     join_all(renewals.map(|lease| renew_one(registry, lease, waiting.clone(), limit))).await
 }
 
-/// Asks which of those who wait still do; beside their sessions, which can't answer.
+/// Queries which waiting sessions still wait. It uses another session, because theirs are busy.
 async fn look_at_waiters(
     registry: &Registry,
     leases: &[Lease],
@@ -77,7 +77,7 @@ async fn renew_one(
     let (sent, ttl) = (BootTime::now(), local.claim.ttl);
     match (local.place(), local.session()) {
         (Place::Waiting, None) => {
-            // Its turn has not come: it has asked for nothing yet.
+            // It is not its turn yet, so it has no request at the server.
             local.want();
             local.state.lock().waited = sent;
             Renewal::Held(LeaseStart { sent, ttl })
@@ -91,8 +91,9 @@ async fn renew_one(
                     local.state.lock().waited = sent;
                     Renewal::Held(LeaseStart { sent, ttl })
                 }
-                // It is being granted, or not yet begun: soon more is known.
-                Ok(_) => unknown("the answer of the lock is under way"),
+                // It is being granted, or its statement has not begun yet; the next renewal knows
+                // more.
+                Ok(_) => unknown("the reply to the lock request is in flight"),
                 Err(error) => unknown(error.message()),
             }
         }
@@ -101,7 +102,7 @@ async fn renew_one(
             Ok(Ok(Beat::Moved)) => Renewal::Revoked(Error::new(
                 ErrorKind::Lost,
                 "renew",
-                "the server has become a standby or another timeline, where session locks are not known",
+                "the server has become a standby or is on another timeline; session locks do not survive that",
             )),
             Ok(Ok(Beat::Away)) => Renewal::Revoked(no_session_locks("renew")),
             Ok(Err(_)) if session.is_over() => Renewal::Lost,

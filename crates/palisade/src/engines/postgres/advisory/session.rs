@@ -1,9 +1,9 @@
 //! `Session`: one connection that belongs to one claim at a time.
 //!
-//! The lock is the session's, so the session is the lease: the server ends it when it is idle for
-//! the claim's ttl (`idle_session_timeout`), and everything that is asked on it begins that time
-//! anew. The kernel on the other side gives a silent peer up in at most 15 s, where the server is
-//! too old for that. A connection with an unknown outcome is dropped, which releases.
+//! The lock belongs to the session, so the session is the lease: the server ends it when it is idle
+//! for the claim's ttl (`idle_session_timeout`), and every statement restarts that timer. Servers
+//! before PostgreSQL 14 lack the setting; there the kernel drops a silent client within 15 s. A
+//! connection with an unknown outcome is dropped, which releases the lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,53 +22,54 @@ use super::statements::{AWAY, Blanks, STATEMENTS, Statement, TIMELINE, Verb};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 
-/// How long the runtime that drives a connection may take to do so: far above what one takes that
-/// is not blocked, far below what heartbeats can spare.
+/// How long the runtime that drives a connection may take to respond: far more than one needs that
+/// is not blocked, far less than heartbeats can spare.
 const AFAR: Duration = Duration::from_millis(20);
 
-/// A session of ours.
+/// A session of palisade.
 pub(super) struct Session {
     pub(super) connection: Connection,
     pub(super) pid: i32,
     blanks: Arc<Blanks>,
     prepared: Prepared<STATEMENTS>,
-    /// Where this server's history was when we came: another one is another server's.
+    /// The server's timeline when the session began; another one means another server, or a
+    /// failover.
     timeline: String,
-    /// The setting that ends idle sessions; one of no effect before PostgreSQL 14.
+    /// The setting that ends idle sessions; before PostgreSQL 14 a custom one without effect.
     idle: &'static str,
-    /// After how many milliseconds the server ends the session when it is idle; 0 is never.
+    /// The idle timeout of the session in milliseconds; 0 is none.
     idle_limit: AtomicU64,
-    /// Whether the session may be called after a claim.
+    /// Whether the `application_name` may contain a claim.
     named: AtomicBool,
-    /// Held by whoever records a claim or gives its lock back: one after the other, so that no
-    /// session is called after a claim that has left it.
+    /// Serializes the recording of a claim and the release of its lock, so that no session keeps
+    /// the name of a claim that has left it.
     pub(super) naming: tokio::sync::Mutex<()>,
 }
 
-/// How a heartbeat went.
+/// The result of a heartbeat.
 pub(super) enum Beat {
     Alive,
-    /// The server is a standby, or has another history than the one we locked in.
+    /// The server is a standby, or is on another timeline than the lock.
     Moved,
-    /// Another session answered than the one we locked in.
+    /// Another session answered than the one with the lock.
     Away,
 }
 
-/// What became of an attempt to take a lock.
+/// The result of an attempt to take a lock.
 pub(super) enum Taken {
     Token(u64),
     Busy,
-    /// Another session answered than the one that was asked; nothing was done there.
+    /// Another session answered than the one that was asked; it did nothing.
     Away,
 }
 
 impl Session {
-    /// Connects, and makes sure that the session is ours alone before anything is set in it.
+    /// Connects, and verifies that the session is ours alone before anything is set in it.
     ///
-    /// Two things prove it. The process that serves us is the one that was announced, which a
-    /// pooler makes up. And the session knows a random setting of the connection's first packet,
-    /// which poolers refuse, drop, or give to no session that exists. `trusted` asks for no proof:
-    /// it was said that a session stays a session.
+    /// Two checks prove it. The serving process is the one that was announced, whereas a pooler
+    /// makes one up. And the session has a random setting from the startup packet, which poolers
+    /// refuse, drop, or pass on to no existing session. With `trusted` there are no checks, because
+    /// the user declared that sessions are not shared.
     ///
     /// # Errors
     /// As connecting; [`ErrorKind::Unsupported`] behind a pooler; what the server refuses.
@@ -101,8 +102,9 @@ impl Session {
         if timeline.is_empty() {
             return Err(Error::new(ErrorKind::Unreachable, "connect", STANDBY));
         }
-        // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s. A token that was
-        // told must outlive a crash of the server.
+        // 6 s of silence, then a probe every 2 s: a silent client is dropped after 12 to 14 s.
+        // `synchronous_commit`, because a token that was returned must survive a crash of the
+        // server.
         let mut setup = format!(
             "SET statement_timeout = 0; SET lock_timeout = 0; \
              SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
@@ -114,7 +116,8 @@ impl Session {
         let mut idle = "palisade.idle";
         if version >= 140_000 {
             idle = "idle_session_timeout";
-            // While a statement waits for the lock, the server looks whether we are still there.
+            // While a statement waits for the lock, the server checks whether the client is still
+            // connected.
             setup.push_str("; SET client_connection_check_interval = 2000");
         }
         client.batch_execute(&setup).await.map_err(failed)?;
@@ -145,8 +148,8 @@ impl Session {
             .await
     }
 
-    /// Asks without taking the connection over, unless the runtime that drives it does not do so
-    /// in time: every move costs its user time.
+    /// Sends a statement without taking the connection over, because every move costs its user
+    /// time. It takes over only if the runtime that drives the connection does not respond in time.
     async fn ask_from_afar(
         &self,
         verb: Verb,
@@ -172,8 +175,8 @@ impl Session {
         self.prepared.query(client, index, text, parameters).await
     }
 
-    /// Takes the lock `key`, or waits for it; busy also when the server's history is another one
-    /// afterwards.
+    /// Takes the lock `key`, or waits for it. The result is `Busy` also if the timeline has changed
+    /// meanwhile.
     pub(super) async fn take(
         &self,
         mut statement: Statement,
@@ -203,8 +206,8 @@ impl Session {
         Ok(token.map_or(Taken::Busy, |token| Taken::Token(token.unsigned_abs())))
     }
 
-    /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours, and
-    /// `None` when another session answered.
+    /// Releases the lock `key` and resets the session's name; `false` when the session did not have
+    /// the lock, `None` when another session answered.
     pub(super) async fn give(
         &self,
         mut statement: Statement,
@@ -217,7 +220,7 @@ impl Session {
         Ok(answer)
     }
 
-    /// Asks for yes or no; `None` when another session answered.
+    /// Runs a statement that returns a boolean; `None` when another session answered.
     pub(super) async fn whether(
         &self,
         statement: impl Into<Statement>,
@@ -227,13 +230,14 @@ impl Session {
         rows.first().map_or(Ok(None), |row| row.try_get(0))
     }
 
-    /// Records who has the lock, and calls the session after it. Only while [`Session::naming`].
+    /// Writes the owner record and sets the session's name. The caller holds [`Session::naming`].
     pub(super) async fn record(&self, record: Parameters<'_>) -> Result<(), SqlError> {
         self.named.store(true, Ordering::Relaxed);
         self.ask_from_afar(Verb::Record, record).await.map(drop)
     }
 
-    /// When a session that is idle since `since` must not be used any more: it may be ended.
+    /// When a session that has been idle since `since` must no longer be used, because the server
+    /// may end it.
     pub(super) fn usable_until(&self, since: BootTime) -> BootTime {
         match self.idle_limit.load(Ordering::Relaxed) {
             0 => BootTime::NEVER,
@@ -241,20 +245,20 @@ impl Session {
         }
     }
 
-    /// Lets the session be idle for as long as it is.
+    /// Turns off the idle timeout.
     pub(super) async fn rest(&self) -> Result<(), SqlError> {
         self.ask(Verb::Rest, &[]).await?;
         self.idle_limit.store(0, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Which of other sessions wait for a lock.
+    /// Which of these sessions wait for a lock.
     pub(super) async fn waiting(&self, pids: &[i32]) -> Result<Vec<i32>, SqlError> {
         let rows = self.ask(Verb::Waits, &[&pids]).await?;
         rows.iter().map(|row| row.try_get(0)).collect()
     }
 
-    /// Begins the session's idle time anew.
+    /// Restarts the session's idle timer.
     pub(super) async fn beat(&self) -> Result<Beat, SqlError> {
         let rows = self.ask_from_afar(Verb::Beat, &[]).await?;
         let timeline: Option<&str> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;

@@ -1,18 +1,18 @@
 //! The statements of a session lock.
 //!
 //! Invariant: a token is taken after the lock, in the same statement. Every statement names the
-//! process that it is for, and does nothing in another one: if something in between gave us
-//! another session, no lock, setting or record of ours would be left there. What is asked again
-//! and again asks for nothing else: a setting, or one more parameter, costs more than the lock.
+//! process that it is for and does nothing in another one, so that no lock, setting or record is
+//! left in a session that something in between assigned to us by mistake. Frequent statements do
+//! nothing extra, because one more setting or parameter costs more than the lock itself.
 
 use tokio_postgres::types::Type;
 
-/// What is asked on a connection.
+/// The requests on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Try,
-    /// Waits for the lock. It also sets the idle time, and tells the timeline: whoever has waited
-    /// may have slept through a failover.
+    /// Waits for the lock. It also sets the idle timeout, and returns the timeline, because there
+    /// may have been a failover during the wait.
     Block,
     Unlock,
     Downgrade,
@@ -23,8 +23,8 @@ pub(super) enum Verb {
     Waits,
 }
 
-/// A statement: what it does, to a shared or exclusive lock, and whether it changes a setting of
-/// the session too (taking a lock: how long it may be idle; giving it back: its name).
+/// A statement: its verb, whether the lock is shared or exclusive, and whether it also changes a
+/// setting of the session (the idle timeout when taking a lock, the name when releasing it).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Statement {
     pub(super) verb: Verb,
@@ -32,20 +32,20 @@ pub(super) struct Statement {
     pub(super) setting: bool,
 }
 
-/// How many there are.
+/// The number of statements: each verb with every combination of the two flags.
 pub(super) const STATEMENTS: usize = (Verb::Waits as usize + 1) * 4;
 
-/// Where the server's history is; empty on a standby.
+/// The server's timeline; empty on a standby.
 pub(super) const TIMELINE: &str = "CASE WHEN pg_is_in_recovery() THEN '' \
      ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
 
 /// Whether this is the process that the statement is for.
 const HERE: &str = "(pg_backend_pid() = @pid@)";
 
-/// The token that another process answers; real ones are positive.
+/// The token that any other process returns; real ones are positive.
 pub(super) const AWAY: i64 = -1;
 
-/// What a session is called that has nothing, or has had it for a moment only.
+/// The name of a session without a recorded claim.
 pub(super) const NAMELESS: &str = "palisade";
 
 impl From<Verb> for Statement {
@@ -63,10 +63,11 @@ impl Statement {
         self.verb as usize * 4 + usize::from(self.shared) * 2 + usize::from(self.setting)
     }
 
-    /// `idle` is the setting that ends idle sessions, or one of no effect where there is none.
+    /// `idle` is the setting that ends idle sessions, or one without effect where there is none.
     ///
-    /// `CASE` looks at its conditions in order and no further than it must, so what is behind one
-    /// is not done. An answer is null in another process; a token, which may be null, is [`AWAY`].
+    /// `CASE` evaluates its conditions in order and stops at the first match, so that nothing after
+    /// it is executed. In another process the result is null; for a token, which may be null, it is
+    /// [`AWAY`].
     fn sql(self, idle: &str) -> String {
         let mode = if self.shared { "_shared" } else { "" };
         let here = |then: &str| format!("CASE WHEN {HERE} THEN {then} END");
@@ -98,7 +99,7 @@ impl Statement {
                 };
                 format!("SELECT {unlocked}{rest}")
             }
-            // Whoever holds the lock is let past those who wait for it.
+            // The server grants a lock to its holder again without queueing behind waiters.
             Verb::Downgrade => format!(
                 "SELECT CASE WHEN NOT {HERE} THEN NULL \
                  WHEN pg_advisory_lock_shared(@key@)::text = '' \
@@ -109,7 +110,7 @@ impl Statement {
                  THEN pg_advisory_unlock_shared(@key@) ELSE false END"
             ),
             Verb::Beat => format!("SELECT {}", here(TIMELINE)),
-            // Nothing is decided by it: nobody waits until it is on the disk.
+            // No decision depends on it, so nobody waits until it is on disk.
             Verb::Record => format!(
                 "INSERT INTO @schema@.session (pid, claim, namespace, name, ttl, owner, value) \
                  SELECT pg_backend_pid(), $1, $2, $3, $4, $5, $6 WHERE {HERE} \
@@ -138,10 +139,10 @@ impl Statement {
     }
 }
 
-/// What is filled into the statements of one engine.
+/// The values for the blanks in the statements of one engine.
 pub(super) struct Blanks {
     pub(super) schema: String,
-    /// The expression that makes a bigint of a key, and the key's type.
+    /// The expression that turns a key into a bigint, and the key's type.
     pub(super) key: (&'static str, Type),
 }
 

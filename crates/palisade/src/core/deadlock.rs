@@ -125,7 +125,7 @@ impl fmt::Display for Deadlock {
         }
         match self.agents.len() - self.circle {
             0 => Ok(()),
-            others => write!(f, "; and {others} more in it"),
+            others => write!(f, "; and {others} more"),
         }
     }
 }

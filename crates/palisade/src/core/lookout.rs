@@ -153,7 +153,7 @@ impl Looks {
         let began = BootTime::now();
         let lines = timeout(LOOK_LIMIT, walk(engine, starts.clone())).await;
         let lines = lines.unwrap_or_else(|_| {
-            let message = "the look for deadlocks took too long";
+            let message = "the deadlock check took too long";
             Err(Error::new(ErrorKind::Unreachable, "survey", message))
         })?;
         let look = Look {

@@ -185,7 +185,7 @@ pub(super) struct Ledger {
     /// Tickets to leave in the background, by the earliest time for that.
     leaving: BTreeMap<(BootTime, ClaimId), Departure>,
     /// Claims whose leave is in flight (`parting`), and claims that were left while an audit was in
-    /// flight (`parted`): a list may still contain them, and must not treat them as unknown.
+    /// flight (`parted`). An audit may still list them, but they are not unknown.
     parting: HashSet<ClaimId>,
     parted: HashSet<ClaimId>,
     /// The number of audits in flight.

@@ -79,7 +79,7 @@ struct Kept {
     /// Whether it is left to expire: its only claim is held and asked for no renewal.
     ending: bool,
     /// The last failed renewal, unless a later one succeeded.
-    trouble: Option<Error>,
+    last_failure: Option<Error>,
     claims: Claims,
 }
 
@@ -122,9 +122,9 @@ impl Kept {
 
     /// Ends every claim on it because its deadline has passed.
     fn expire(&self, lost: &mut Lost) {
-        let hangs = self.trouble.is_none() && self.renewing;
+        let hangs = self.last_failure.is_none() && self.renewing;
         let unanswered = hangs.then(no_answer);
-        let why = self.trouble.as_ref().or(unanswered.as_ref());
+        let why = self.last_failure.as_ref().or(unanswered.as_ref());
         self.lose(LossReason::Expired, why, lost);
     }
 }
@@ -195,7 +195,7 @@ pub(super) struct Ledger {
     /// When the thread checks next without being woken.
     looks_at: BootTime,
     /// When the thread stops checking because there is nothing to keep.
-    dozes_at: Option<BootTime>,
+    idle_from: Option<BootTime>,
 }
 
 impl Ledger {
@@ -212,7 +212,7 @@ impl Ledger {
             auditing: 0,
             departing: 0,
             looks_at: BootTime::NEVER,
-            dozes_at: None,
+            idle_from: None,
         }
     }
 
@@ -257,7 +257,7 @@ impl Ledger {
                 due,
                 renewing: false,
                 ending: false,
-                trouble: None,
+                last_failure: None,
                 claims,
             };
             let queued = kept.queued(self.timeout);
@@ -448,14 +448,14 @@ impl Ledger {
     /// released in quick succession don't wake it one by one.
     pub(super) fn next_look(&mut self, now: BootTime) -> BootTime {
         self.looks_at = if !self.leases.is_empty() || !self.leaving.is_empty() {
-            self.dozes_at = None;
+            self.idle_from = None;
             self.next_event().min(now + TICK)
         } else {
-            let dozes_at = *self.dozes_at.get_or_insert(now + TICK);
-            if dozes_at <= now {
-                self.dozes_at = None;
+            let idle_from = *self.idle_from.get_or_insert(now + TICK);
+            if idle_from <= now {
+                self.idle_from = None;
             }
-            self.dozes_at.unwrap_or(BootTime::NEVER)
+            self.idle_from.unwrap_or(BootTime::NEVER)
         };
         self.looks_at
     }
@@ -529,7 +529,7 @@ impl Ledger {
             kept.renewing = false;
             match answer {
                 Renewal::Held(_) if kept.armed.deadline() <= now => {
-                    over = Some((LossReason::Expired, kept.trouble.take()));
+                    over = Some((LossReason::Expired, kept.last_failure.take()));
                 }
                 Renewal::Held(armed) => {
                     let armed = armed.not_after(sent);
@@ -537,7 +537,7 @@ impl Ledger {
                         kept.armed = armed;
                     }
                     kept.due = kept.due.min(renewal_due(kept.armed));
-                    kept.trouble = None;
+                    kept.last_failure = None;
                     // The deadline may pass between the check above and this call. An own lease
                     // then ends with its claim; a shared lease lives on for the others.
                     for validity in kept
@@ -557,7 +557,7 @@ impl Ledger {
                     // Retry soon, but not in a busy loop; the deadline ends it. A call that took
                     // long to fail is retried almost at once.
                     kept.due = (sent + kept.armed.ttl / 12).max(now + SHORTEST_RETRY);
-                    kept.trouble = Some(error);
+                    kept.last_failure = Some(error);
                     if known_bad::gives_up_renewing(kept.armed) {
                         kept.due = BootTime::NEVER;
                     }

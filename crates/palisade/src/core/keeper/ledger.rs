@@ -26,8 +26,8 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 /// The largest batch: large enough to be cheap, small enough to be answered in time.
 pub(super) const BATCH: usize = 1024;
 
-/// The maximum of calls in flight per lane: enough to keep a distant engine busy, few enough that
-/// the last one is not delayed by the others.
+/// The maximum number of calls in flight per lane: enough to keep a distant engine busy, few enough
+/// that the last one is not delayed by the others.
 pub(super) const IN_FLIGHT: usize = 4;
 
 /// The shortest delay before retrying a failed renewal.

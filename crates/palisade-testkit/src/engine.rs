@@ -73,7 +73,7 @@ pub struct Site {
     /// Whether a gateway promises how long a lease lasts: at most a ttl, and less while the gateway
     /// has not renewed its own.
     pub promised: bool,
-    /// How to cut off this site; then no other trial may use it.
+    /// How to cut off this site, which no other trial may share.
     pub cut_off: Option<Arc<dyn CutOff>>,
     /// How to cause outages of its server, if it has one.
     pub outages: Option<Arc<dyn Outages>>,

@@ -425,7 +425,7 @@ impl Client {
                 let id = target.id.clone();
                 self.engine().evict(name.clone(), id, how).await?;
             } else if target.owner.is_none() {
-                let message = "this claim belongs to another tool and can't be told; use force";
+                let message = "this claim belongs to another tool, which can't be told; use force";
                 return Err(
                     Error::new(ErrorKind::Unsupported, "evict", message).with("id", &target.id)
                 );

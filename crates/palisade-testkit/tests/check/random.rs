@@ -97,7 +97,7 @@ proptest! {
         let history = history(seed, 4, 2000);
         let overlapped = tampered(&history, |copy, index| {
             let pairs: Vec<_> = index.holds.windows(2).filter(|pair| {
-                // The owner released and was not stopped until the next one had released.
+                // The owner released, and neither client was disturbed until the next grant.
                 let (Some(release), Some(_)) = (pair[0].release, pair[0].released) else {
                     return false;
                 };
@@ -139,7 +139,7 @@ proptest! {
             let replaced = index.holds.iter().find(|hold| {
                 let next = index.holds.iter().find(|next| next.token > hold.token);
                 match (hold.lost, hold.release, next) {
-                    // It is no longer stopped, and was the only holder for longer than the slack.
+                    // Replaced before its loss was reported, and not disturbed after that.
                     (Some(lost), Some(release), Some(next)) => {
                         let window = palisade_testkit::lab::check::Window {
                             from: index.at(lost) + 1,

@@ -215,7 +215,7 @@ async fn many_keys_keep_their_orders(fx: Fixture) {
         let (queue, seen) = (queue.clone(), Arc::clone(&seen));
         consumers.push(tokio::spawn(async move {
             while seen.lock().values().map(|(done, _)| done).sum::<usize>() < KEYS * EACH {
-                // With a patience, a slow machine would be an error.
+                // `Patience::For` would fail on a slow machine.
                 let Some(message) = queue.next_within(Patience::NoWait).await.unwrap() else {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;

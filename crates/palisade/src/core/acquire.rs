@@ -99,8 +99,8 @@ impl Request {
     #[must_use]
     pub fn unrenewed(mut self) -> Self {
         if !self.keeper.engine().capability().detached {
-            let message = "this engine keeps a hold alive with its process or session; it can't \
-                           end by itself before them";
+            let message = "on this engine a hold lasts as long as its process or session; it \
+                           can't expire earlier";
             self.refuse(Error::new(ErrorKind::Unsupported, "enter", message));
         }
         self.renewed = false;
@@ -221,7 +221,7 @@ impl Request {
                 }) => {
                     let own = ticket.has_own_lease();
                     occupied.entered(ticket);
-                    // Another claim may have renewed a shared lease, before or after this call.
+                    // Another claim may have created or renewed a shared lease at another time.
                     let armed = if own { armed.not_after(called) } else { armed };
                     break (armed, place);
                 }

@@ -57,7 +57,7 @@ pub enum Tokens {
 /// What ends the place of a killed process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EndsWith {
-    /// The end of its lease. Work that the process handed to others is covered until then.
+    /// The end of its lease. Holds that it passed on to others are valid until then.
     Lease,
     /// The death of the process or of its connection. The next claim may be granted at once.
     Process,

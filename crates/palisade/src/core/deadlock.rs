@@ -125,7 +125,7 @@ impl fmt::Display for Deadlock {
         }
         match self.agents.len() - self.circle {
             0 => Ok(()),
-            others => write!(f, "; and {others} more in it"),
+            others => write!(f, "; and {others} more"),
         }
     }
 }
@@ -312,8 +312,8 @@ impl<'a> System<'a> {
                     .collect()
             })
             .collect();
-        let mut goes_on = true;
-        while std::mem::take(&mut goes_on) {
+        let mut changed = true;
+        while std::mem::take(&mut changed) {
             for (line, blocked) in self.lines.iter().zip(&mut blocked) {
                 let mut taken = 0;
                 for (at, seat) in line.seats.iter().enumerate() {
@@ -326,13 +326,13 @@ impl<'a> System<'a> {
                     {
                         blocked.remove(&at);
                         unmet[seat.agent].remove(&need);
-                        goes_on = true;
+                        changed = true;
                     }
                     let children = &self.agents[seat.agent].children;
                     let alone = !nested || children.iter().all(|child| finished[*child]);
                     if unmet[seat.agent].is_empty() && alone {
                         finished[seat.agent] = true;
-                        goes_on = true;
+                        changed = true;
                         continue;
                     }
                     taken += u64::from(seat.claim.ask.weight_in(line.capacity));

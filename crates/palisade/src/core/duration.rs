@@ -23,7 +23,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         }
         let (fraction, tail) = match tail.strip_prefix('.').map(digits) {
             None => ("", tail),
-            Some(("", _)) => return wrong("digits must follow the point"),
+            Some(("", _)) => return wrong("digits must follow the decimal point"),
             Some((fraction, tail)) => (fraction, tail),
         };
         let letters = tail

@@ -34,11 +34,11 @@ use super::validity::Validity;
 pub const DEADLOCK_AFTER: Duration = Duration::from_secs(2);
 
 /// The longest pause between two looks: a circle that closes late is found this late.
-const SELDOM: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The pause between two looks at a deadlock that is still to be confirmed, or that this waiter is
 /// to break. Renewals come every third of a ttl, so a shorter pause would rarely find anything new.
-const AGAIN: Duration = Duration::from_millis(300);
+const SUSPECT_PAUSE: Duration = Duration::from_millis(300);
 
 /// How long one look may take. Other waiters of this client wait for it meanwhile.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
@@ -153,7 +153,7 @@ impl Looks {
         let began = BootTime::now();
         let lines = timeout(LOOK_LIMIT, walk(engine, starts.clone())).await;
         let lines = lines.unwrap_or_else(|_| {
-            let message = "the look for deadlocks took too long";
+            let message = "the deadlock check took too long";
             Err(Error::new(ErrorKind::Unreachable, "survey", message))
         })?;
         let look = Look {
@@ -252,14 +252,14 @@ impl AgentState {
         first: Duration,
     ) -> Error {
         let step = keeper.engine().capability().ttl.step;
-        let (mut every, mut pause) = (first.max(AGAIN), first);
+        let (mut every, mut pause) = (first.max(SUSPECT_PAUSE), first);
         let mut suspect: Option<Suspect> = None;
         loop {
             // Jitter, so that waiters that began together don't look together.
             let jittered = pause.mul_f64(rand::random_range(0.9..1.1));
             sync::sleep_until(BootTime::now() + jittered).await;
             pause = every;
-            every = every.mul_f64(1.5).min(SELDOM);
+            every = every.mul_f64(1.5).min(LONGEST_PAUSE);
             let Some(starts) = self.starts() else {
                 continue;
             };
@@ -281,7 +281,7 @@ impl AgentState {
                 .filter(|suspect| suspect.found.is_same(&found));
             let Some(mut again) = again else {
                 suspect = Some(Suspect::new(found, look.ended));
-                pause = AGAIN;
+                pause = SUSPECT_PAUSE;
                 continue;
             };
             let mine = found.gives_way.as_deref() == Some(&id);
@@ -302,7 +302,7 @@ impl AgentState {
                 return gave_way(&found).with("name", name);
             }
             if mine {
-                pause = AGAIN;
+                pause = SUSPECT_PAUSE;
             }
             suspect = Some(again);
         }

@@ -34,7 +34,7 @@ impl Name {
         }
         if let Some((at, found)) = name.char_indices().find(|(_, c)| c.is_control()) {
             return refuse(format!(
-                "a name can't hold control characters, this one has U+{:04X} at byte {at}",
+                "a name can't contain control characters, this one has U+{:04X} at byte {at}",
                 u32::from(found)
             ));
         }

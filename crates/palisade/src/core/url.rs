@@ -292,7 +292,7 @@ fn refuse_stray_login(rest: &str) -> Result<()> {
         None | Some(0) => Ok(()),
         Some(end) if !authority[end..].contains('@') => Ok(()),
         Some(_) => Err(config(
-            "the URL has an @ behind its host. In a user or password write / as %2F, ? as %3F, \
+            "the URL has an @ after its host. In a user or password write / as %2F, ? as %3F, \
              @ as %40 and % as %25, or name a file with password_file=; elsewhere write @ as %40",
         )),
     }
@@ -304,7 +304,7 @@ fn parse_query(query: &str) -> Result<BTreeMap<String, String>> {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let key = decode(key)?;
         if options.insert(key, decode(value)?).is_some() {
-            return Err(config("the URL gives an option twice"));
+            return Err(config("the URL has an option twice"));
         }
     }
     Ok(options)

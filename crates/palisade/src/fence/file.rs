@@ -46,9 +46,9 @@ impl FileFence {
             .recursive(true)
             .mode(0o700)
             .create(&dir);
-        let found = made
-            .and_then(|()| fs::metadata(&dir))
-            .map_err(|error| refuse("the directory of the fence can't be made").because(error))?;
+        let found = made.and_then(|()| fs::metadata(&dir)).map_err(|error| {
+            refuse("the directory of the fence can't be created").because(error)
+        })?;
         let ours = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
         if !ours || found.mode() & 0o002 != 0 {
             return Err(refuse(
@@ -106,7 +106,7 @@ impl FileFence {
                 Err(Error::new(
                     ErrorKind::Internal,
                     "fence",
-                    "the work on the file was cut short",
+                    "the task for the file was aborted",
                 )
                 .maybe_applied()
                 .because(error))

@@ -37,7 +37,7 @@ impl SqliteFence {
     /// be created.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let connection = Connection::open(path).map_err(|error| {
-            let message = "the SQLite database can't be opened; is its folder there?";
+            let message = "the SQLite database can't be opened; does its directory exist?";
             Error::new(ErrorKind::Config, "fence", message).because(error)
         })?;
         Self::over(connection)
@@ -93,7 +93,7 @@ impl SqliteFence {
             let run = move || work(&mut fence.connection.lock(), fence.rule);
             let joined = tokio::task::spawn_blocking(run).await;
             joined.unwrap_or_else(|error| {
-                let message = "the work on the database was cut short";
+                let message = "the task for the database was aborted";
                 let error = Error::new(ErrorKind::Internal, "fence", message).because(error);
                 Err(error.maybe_applied())
             })

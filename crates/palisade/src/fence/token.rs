@@ -174,7 +174,7 @@ impl Hold {
             Mode::Permits => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "fence",
-                "permits are not fenced: their tokens are in no order with those of writers",
+                "permits are not fenced: their tokens are not ordered with those of writers",
             )),
         }
     }

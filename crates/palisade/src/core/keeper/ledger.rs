@@ -26,8 +26,8 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 /// The largest batch: large enough to be cheap, small enough to be answered in time.
 pub(super) const BATCH: usize = 1024;
 
-/// The maximum of calls in flight per lane: enough to keep a distant engine busy, few enough that
-/// the last one is not delayed by the others.
+/// The maximum number of calls in flight per lane: enough to keep a distant engine busy, few enough
+/// that the last one is not delayed by the others.
 pub(super) const IN_FLIGHT: usize = 4;
 
 /// The shortest delay before retrying a failed renewal.
@@ -79,7 +79,7 @@ struct Kept {
     /// Whether it is left to expire: its only claim is held and asked for no renewal.
     ending: bool,
     /// The last failed renewal, unless a later one succeeded.
-    trouble: Option<Error>,
+    last_failure: Option<Error>,
     claims: Claims,
 }
 
@@ -122,9 +122,9 @@ impl Kept {
 
     /// Ends every claim on it because its deadline has passed.
     fn expire(&self, lost: &mut Lost) {
-        let hangs = self.trouble.is_none() && self.renewing;
+        let hangs = self.last_failure.is_none() && self.renewing;
         let unanswered = hangs.then(no_answer);
-        let why = self.trouble.as_ref().or(unanswered.as_ref());
+        let why = self.last_failure.as_ref().or(unanswered.as_ref());
         self.lose(LossReason::Expired, why, lost);
     }
 }
@@ -185,7 +185,7 @@ pub(super) struct Ledger {
     /// Tickets to leave in the background, by the earliest time for that.
     leaving: BTreeMap<(BootTime, ClaimId), Departure>,
     /// Claims whose leave is in flight (`parting`), and claims that were left while an audit was in
-    /// flight (`parted`): a list may still contain them, and must not treat them as unknown.
+    /// flight (`parted`). An audit may still list them, but they are not unknown.
     parting: HashSet<ClaimId>,
     parted: HashSet<ClaimId>,
     /// The number of audits in flight.
@@ -195,7 +195,7 @@ pub(super) struct Ledger {
     /// When the thread checks next without being woken.
     looks_at: BootTime,
     /// When the thread stops checking because there is nothing to keep.
-    dozes_at: Option<BootTime>,
+    idle_from: Option<BootTime>,
 }
 
 impl Ledger {
@@ -212,7 +212,7 @@ impl Ledger {
             auditing: 0,
             departing: 0,
             looks_at: BootTime::NEVER,
-            dozes_at: None,
+            idle_from: None,
         }
     }
 
@@ -257,7 +257,7 @@ impl Ledger {
                 due,
                 renewing: false,
                 ending: false,
-                trouble: None,
+                last_failure: None,
                 claims,
             };
             let queued = kept.queued(self.timeout);
@@ -448,14 +448,14 @@ impl Ledger {
     /// released in quick succession don't wake it one by one.
     pub(super) fn next_look(&mut self, now: BootTime) -> BootTime {
         self.looks_at = if !self.leases.is_empty() || !self.leaving.is_empty() {
-            self.dozes_at = None;
+            self.idle_from = None;
             self.next_event().min(now + TICK)
         } else {
-            let dozes_at = *self.dozes_at.get_or_insert(now + TICK);
-            if dozes_at <= now {
-                self.dozes_at = None;
+            let idle_from = *self.idle_from.get_or_insert(now + TICK);
+            if idle_from <= now {
+                self.idle_from = None;
             }
-            self.dozes_at.unwrap_or(BootTime::NEVER)
+            self.idle_from.unwrap_or(BootTime::NEVER)
         };
         self.looks_at
     }
@@ -529,7 +529,7 @@ impl Ledger {
             kept.renewing = false;
             match answer {
                 Renewal::Held(_) if kept.armed.deadline() <= now => {
-                    over = Some((LossReason::Expired, kept.trouble.take()));
+                    over = Some((LossReason::Expired, kept.last_failure.take()));
                 }
                 Renewal::Held(armed) => {
                     let armed = armed.not_after(sent);
@@ -537,7 +537,7 @@ impl Ledger {
                         kept.armed = armed;
                     }
                     kept.due = kept.due.min(renewal_due(kept.armed));
-                    kept.trouble = None;
+                    kept.last_failure = None;
                     // The deadline may pass between the check above and this call. An own lease
                     // then ends with its claim; a shared lease lives on for the others.
                     for validity in kept
@@ -557,7 +557,7 @@ impl Ledger {
                     // Retry soon, but not in a busy loop; the deadline ends it. A call that took
                     // long to fail is retried almost at once.
                     kept.due = (sent + kept.armed.ttl / 12).max(now + SHORTEST_RETRY);
-                    kept.trouble = Some(error);
+                    kept.last_failure = Some(error);
                     if known_bad::gives_up_renewing(kept.armed) {
                         kept.due = BootTime::NEVER;
                     }

@@ -303,6 +303,6 @@ impl<S: Leasing + ?Sized> Drop for Ended<S> {
 }
 
 fn thread_ended() -> Error {
-    let message = "the thread that renews has ended, with its client or by a defect";
+    let message = "the renewal thread has ended, with its client or because of a bug";
     Error::new(ErrorKind::Internal, "renew", message)
 }

@@ -103,7 +103,7 @@ impl<S: Leasing + ?Sized> Shared<S> {
         let store = Arc::clone(&self.store);
         Box::pin(async move {
             // The engine's own timeout comes first and carries a reason. This one is for engines
-            // without.
+            // that have none.
             let answers = timeout(limit + limit / 4, store.renew(leases, limit)).await;
             let answers = answers.unwrap_or_default();
             Answer::Renewed {

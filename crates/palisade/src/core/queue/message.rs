@@ -187,7 +187,7 @@ impl Message {
     pub async fn extend(&mut self, ttl: Duration) -> Result<()> {
         let ttl = self.capability.explicit_ttl(ttl)?;
         if ttl < self.ttl {
-            let message = format!("the ttl is {:?} and can only be made longer", self.ttl);
+            let message = format!("the ttl is {:?} and can only be extended", self.ttl);
             return Err(Error::new(ErrorKind::InvalidArgument, "extend", message));
         }
         let sent = BootTime::now();

@@ -217,7 +217,7 @@ impl Queue {
             0 => return Ok(Vec::new()),
             1..=MAX_BATCH => {}
             more => {
-                let message = format!("a push is for {MAX_BATCH} messages at most, not {more}");
+                let message = format!("a push takes at most {MAX_BATCH} messages, not {more}");
                 return Err(Error::new(ErrorKind::InvalidArgument, "push", message));
             }
         }
@@ -293,7 +293,7 @@ impl Queue {
     /// As [`Message::done`].
     pub async fn done_all(&self, messages: Vec<Message>) -> Result<Vec<String>> {
         if messages.iter().any(|message| message.queue() != &self.name) {
-            let message = "the messages are of another queue";
+            let message = "a message belongs to another queue";
             return Err(Error::new(ErrorKind::InvalidArgument, "done", message));
         }
         let lost = message::settle("done", messages, Settlement::Done).await?;
@@ -354,7 +354,7 @@ impl Queue {
     /// Claims ready messages, and waits for some as long as patience allows.
     async fn take(&self, count: usize, patience: Patience) -> Result<Vec<Message>> {
         if count == 0 || count > MAX_BATCH {
-            let message = format!("a claim is for 1 to {MAX_BATCH} messages, not {count}");
+            let message = format!("a claim takes 1 to {MAX_BATCH} messages, not {count}");
             return Err(Error::new(ErrorKind::InvalidArgument, "claim", message));
         }
         let keeper = self.keeper()?;

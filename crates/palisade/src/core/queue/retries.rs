@@ -30,9 +30,9 @@ impl Default for Retries {
 impl Retries {
     pub(super) fn check(&self) -> Result<()> {
         let wrong = match self {
-            Self { attempts: 0, .. } => "a message is tried at least once",
-            Self { min, max, .. } if min > max => "the shortest wait is above the longest",
-            Self { max, .. } if *max > LONGEST => "a message waits a year for its next try at most",
+            Self { attempts: 0, .. } => "attempts must be at least 1",
+            Self { min, max, .. } if min > max => "the shortest delay exceeds the longest",
+            Self { max, .. } if *max > LONGEST => "the longest delay must be at most a year",
             _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::InvalidArgument, "retries", wrong))

@@ -153,18 +153,18 @@ impl Draft {
         if self.body.len() > MAX_BODY {
             return refuse(format!(
                 "a message has at most {MAX_BODY} bytes, this one has {}; store it elsewhere and \
-                 push where it is",
+                 push a reference",
                 self.body.len()
             ));
         }
         if self.delay > LONGEST_DELAY {
-            return refuse("a delay is ten years at the longest".to_owned());
+            return refuse("the delay must be at most ten years".to_owned());
         }
         for text in [&self.key, &self.id].into_iter().flatten() {
             Name::new(text)?;
         }
         if self.id.as_ref().is_some_and(|id| id.starts_with('@')) {
-            return refuse("ids that begin with @ are those that palisade gives".to_owned());
+            return refuse("ids that begin with @ are reserved".to_owned());
         }
         Ok(())
     }

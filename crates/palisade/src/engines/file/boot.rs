@@ -212,15 +212,16 @@ impl Boot {
             Some(LAYOUT) => {}
             Some(1) => {
                 return Err(config(format!(
-                    "directory {} was made by an older palisade; stop what uses it, then remove \
-                     its `boot`, `lines` and `procs`, and leave `ceiling`: tokens go on above it",
+                    "directory {} was created by an older palisade; stop what uses it, then \
+                     remove its `boot`, `lines` and `procs`, but keep `ceiling`: tokens continue \
+                     above it",
                     dir.path.display()
                 )));
             }
             Some(other) => {
                 return Err(config(format!(
                     "directory {} has layout {other}, this palisade knows {LAYOUT}; use the \
-                     version that made it, or another directory",
+                     version that created it, or another directory",
                     dir.path.display()
                 )));
             }
@@ -243,8 +244,8 @@ impl Boot {
 
 fn garbled(dir: &Dir) -> Error {
     let message = format!(
-        "{} is garbled; stop what uses the store and remove it and the folder `lines`: tokens go \
-         on above `ceiling`",
+        "{} is corrupt; stop what uses the store, then remove it and `lines`: tokens continue \
+         above `ceiling`",
         dir.path.join(BOOT).display()
     );
     Error::new(ErrorKind::Unusable, "connect", message)

@@ -97,7 +97,7 @@ impl Config {
         let audience = match url.take("shared").as_deref() {
             None => Audience::User,
             Some("group") => Audience::Group,
-            Some(_) => return Err(config("option shared must be group, or be left out")),
+            Some(_) => return Err(config("option shared must be group or omitted")),
         };
         let by_lease = match url.take("ends_with").as_deref() {
             None | Some("process") => false,

@@ -23,7 +23,7 @@ pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Err
             }
             Some(Errno::ROFS) => "it is read-only; use another directory, as in file:/path/to/dir",
             Some(Errno::NOTDIR | Errno::EXIST | Errno::LOOP | Errno::NXIO) => {
-                "something else than palisade's own files is in the way; use another directory"
+                "it contains something other than palisade's files; use another directory"
             }
             _ => "it can't be created or opened",
         },
@@ -49,7 +49,7 @@ pub(super) fn file_failed(
         }
         Some(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => (
             ErrorKind::Unusable,
-            "something else than a plain file is in its place",
+            "something other than a plain file is in its place",
         ),
         _ => (ErrorKind::Unusable, "it can't be read or written"),
     });
@@ -85,8 +85,8 @@ pub(super) fn busy(operation: &'static str, timeout: Duration, path: &Path) -> E
 
 /// The error for a file whose content palisade did not write.
 pub(super) fn damaged(operation: &'static str, path: &Path) -> Error {
-    let message = "the file of this lock is damaged and nobody can be granted; stop who uses the \
-                   lock, then remove the file: tokens go on above those before";
+    let message = "the file of this lock is damaged and nobody can be granted; stop its \
+                   users, then remove the file: tokens continue above the earlier ones";
     Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
 }
 
@@ -105,7 +105,7 @@ pub(super) fn forked(operation: &'static str) -> Error {
 
 /// The error for a lock whose file was replaced since it was granted.
 pub(super) fn file_gone(operation: &'static str, path: &Path) -> Error {
-    let message = "the file of this lock was deleted, replaced or emptied by something else than \
-                   palisade; another may have been granted";
+    let message = "the file of this lock was deleted, replaced or emptied by something other \
+                   than palisade; another claim may have been granted";
     Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
 }

@@ -171,7 +171,7 @@ pub(super) fn check(store: &Store) -> Vec<Finding> {
                 "the store covers the processes of one group (gid {}) of this machine",
                 rustix::fs::fstat(&dir.fd).map_or(0, |stat| stat.st_gid)
             ),
-            "whoever is in the group takes part, and can take locks away",
+            "every member of the group can take part, and can remove locks",
         ),
     }
     if let Some(kind) = remote_fs(&dir.fd) {
@@ -189,7 +189,7 @@ pub(super) fn check(store: &Store) -> Vec<Finding> {
         0x0102_1994 | 0x8584_58f6 => add(
             Severity::Warning,
             "memory_fs",
-            "the store is in memory: after a reboot tokens rest on the clock alone".into(),
+            "the store is in memory: after a reboot tokens depend on the clock alone".into(),
             "use a directory on disk if tokens must never go back",
         ),
         0x794c_7630 => add(

@@ -2,8 +2,8 @@
 //!
 //! The thread waits in epoll for hints on this process's FIFO, and for errors on write ends of
 //! other processes' FIFOs, which report their death to those who sleep on them. It ignores hints
-//! while someone sleeps in a runtime that receives them itself (see [`Ears`]). It starts with the
-//! first sleeper. It decides nothing: whoever is woken checks for itself.
+//! while someone sleeps in a runtime that receives them itself (see [`Listeners`]). It starts with
+//! the first sleeper. It decides nothing: whoever is woken checks for itself.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,7 +35,7 @@ const LINES_CHANGED: u64 = u64::MAX - 1;
 /// See the module documentation.
 pub(super) struct Watcher {
     inner: Arc<Inner>,
-    ears: Ears,
+    listeners: Listeners,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -54,7 +54,7 @@ struct Poll {
     epoll: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
     /// How many sleepers receive hints without the thread.
-    hearing: usize,
+    listening: usize,
     peers: HashMap<u64, PeerEnd>,
     /// The inotify watch on the directory of lines, once a watch needs it.
     lines: Option<Arc<OwnedFd>>,
@@ -77,7 +77,7 @@ impl Watcher {
                 poll: Mutex::default(),
                 stopping: AtomicBool::new(false),
             }),
-            ears: Ears::default(),
+            listeners: Listeners::default(),
             thread: Mutex::default(),
         }
     }
@@ -86,9 +86,9 @@ impl Watcher {
     /// from now on, including those that arrive before it sleeps.
     pub(super) fn sleeper(&self, id: u128) -> Sleeper {
         self.start();
-        let hears = self.ears.listen_here(&self.inner);
-        if hears {
-            self.inner.hearing(1);
+        let listens = self.listeners.listen_here(&self.inner);
+        if listens {
+            self.inner.count_listening(1);
         }
         let bell = Arc::new(Notify::new());
         let mut sleepers = self.inner.sleepers.lock();
@@ -96,7 +96,7 @@ impl Watcher {
         Sleeper {
             id,
             bell,
-            hears,
+            listens,
             inner: Arc::clone(&self.inner),
         }
     }
@@ -159,7 +159,7 @@ impl Watcher {
     /// Stops the thread and waits for its end.
     pub(super) fn stop(&self) {
         self.inner.stopping.store(true, Ordering::Release);
-        self.ears.stop();
+        self.listeners.stop();
         let bell = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.bell));
         if let Some(bell) = bell {
             // If the eventfd is already set, the thread wakes anyway.
@@ -187,7 +187,7 @@ impl Poll {
         Ok(Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
-            hearing: 0,
+            listening: 0,
             peers: HashMap::new(),
             lines: None,
         })
@@ -257,11 +257,11 @@ impl Inner {
     /// Counts the sleepers that receive hints without the thread. Meanwhile the thread ignores
     /// them, because a hint would wake both, on two cores. When the last such sleeper is gone, the
     /// thread receives what is still unread.
-    fn hearing(&self, step: isize) {
+    fn count_listening(&self, step: isize) {
         let mut poll = self.poll.lock();
         let Some(poll) = poll.as_mut() else { return };
-        poll.hearing = poll.hearing.saturating_add_signed(step);
-        let flags = match (poll.hearing, step) {
+        poll.listening = poll.listening.saturating_add_signed(step);
+        let flags = match (poll.listening, step) {
             (0, _) => epoll::EventFlags::IN,
             (1, 1..) => epoll::EventFlags::empty(),
             _ => return,
@@ -306,7 +306,7 @@ pub(super) struct Sleeper {
     id: u128,
     bell: Arc<Notify>,
     /// Whether its runtime receives hints.
-    hears: bool,
+    listens: bool,
     inner: Arc<Inner>,
 }
 
@@ -371,8 +371,8 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        if self.hears {
-            self.inner.hearing(-1);
+        if self.listens {
+            self.inner.count_listening(-1);
         }
         if let Some(poll) = self.inner.poll.lock().as_mut() {
             self.unmind(poll, &[]);
@@ -396,23 +396,24 @@ impl Drop for Sleeper {
 /// A runtime opens the FIFO again instead of copying the descriptor, because that descriptor proves
 /// that the process is alive: a task that outlives the store must not keep it.
 #[derive(Default)]
-struct Ears(Mutex<HashMap<Id, Option<JoinHandle<()>>>>);
+struct Listeners(Mutex<HashMap<Id, Option<JoinHandle<()>>>>);
 
-impl Ears {
+impl Listeners {
     /// Makes the current runtime listen. Returns whether it does.
     fn listen_here(&self, inner: &Arc<Inner>) -> bool {
         let runtime = Handle::current();
-        let mut ears = self.0.lock();
-        match ears.get(&runtime.id()) {
+        let mut tasks = self.0.lock();
+        match tasks.get(&runtime.id()) {
             None => {}
             Some(Some(task)) if task.is_finished() => {}
             Some(task) => return task.is_some(),
         }
         // Forget runtimes that have ended.
-        ears.retain(|_, task| !task.as_ref().is_some_and(JoinHandle::is_finished));
-        let task = open_ear(inner).map(|ear| runtime.spawn(listen(ear, Arc::downgrade(inner))));
+        tasks.retain(|_, task| !task.as_ref().is_some_and(JoinHandle::is_finished));
+        let task = open_receiver(inner)
+            .map(|receiver| runtime.spawn(listen(receiver, Arc::downgrade(inner))));
         let listens = task.is_some();
-        ears.insert(runtime.id(), task);
+        tasks.insert(runtime.id(), task);
         listens
     }
 
@@ -424,20 +425,20 @@ impl Ears {
     }
 }
 
-fn open_ear(inner: &Inner) -> Option<Receiver> {
+fn open_receiver(inner: &Inner) -> Option<Receiver> {
     // A runtime without I/O can only be detected by the panic that it raises.
     if cfg!(panic = "abort") {
         return None;
     }
-    let ear = inner.liveness.open_to_hear().ok()?;
-    std::panic::catch_unwind(|| Receiver::from_owned_fd(ear).ok()).ok()?
+    let fifo = inner.liveness.open_to_hear().ok()?;
+    std::panic::catch_unwind(|| Receiver::from_owned_fd(fifo).ok()).ok()?
 }
 
-async fn listen(ear: Receiver, inner: Weak<Inner>) {
-    while ear.readable().await.is_ok() {
+async fn listen(receiver: Receiver, inner: Weak<Inner>) {
+    while receiver.readable().await.is_ok() {
         let Some(inner) = inner.upgrade() else {
             return;
         };
-        liveness::receive(|buffer| ear.try_read(buffer), |hint| inner.hand(hint));
+        liveness::receive(|buffer| receiver.try_read(buffer), |hint| inner.hand(hint));
     }
 }

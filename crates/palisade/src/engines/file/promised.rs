@@ -53,8 +53,8 @@ impl Promised {
             return Ok(());
         }
         let message = format!(
-            "the machine was booted, and clients of a gateway may still believe in what they held \
-             before; nothing is granted for the next {} s",
+            "the machine was rebooted, and clients of a gateway may still rely on earlier holds; \
+             nothing is granted for the next {} s",
             left.as_secs() + 1
         );
         Err(Error::new(ErrorKind::Unreachable, operation, message))
@@ -97,7 +97,7 @@ fn read(dir: &Dir) -> Result<u64> {
     };
     text.trim().parse().map_err(|_| {
         let message = format!(
-            "{} is garbled; stop what uses the store, wait for the longest ttl of its gateways, \
+            "{} is corrupt; stop what uses the store, wait for the longest ttl of its gateways, \
              and remove it",
             dir.path.join(PROMISED).display()
         );

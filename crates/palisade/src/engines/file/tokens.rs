@@ -175,7 +175,7 @@ fn checksum(text: &str) -> u64 {
 
 fn unreadable(dir: &Dir) -> Error {
     let message = format!(
-        "{} is missing or garbled: tokens could go back; restore it, or use another directory",
+        "{} is missing or corrupt: tokens could decrease; restore it, or use another directory",
         dir.path.join(CEILING).display()
     );
     Error::new(ErrorKind::Unusable, "connect", message)

@@ -31,7 +31,7 @@ impl Maker {
         }
         let turn = tokio::time::timeout(timeout, self.0.lock()).await;
         let _turn = turn.map_err(|_| {
-            let message = format!("no session was made within {timeout:?}");
+            let message = format!("no session was created within {timeout:?}");
             Error::new(ErrorKind::Unreachable, "session", message)
         })?;
         match find() {

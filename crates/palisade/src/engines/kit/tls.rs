@@ -49,7 +49,7 @@ impl Tls {
         if !encrypted {
             if files.any() {
                 return Err(config(format!(
-                    "{}: is not encrypted, so tls_ca, tls_cert and tls_key can't be used; take the scheme for TLS",
+                    "{}: is not encrypted, so tls_ca, tls_cert and tls_key can't be used; use the scheme for TLS",
                     url.scheme
                 )));
             }
@@ -57,7 +57,7 @@ impl Tls {
         }
         if given.is_some() && files.any() {
             return Err(config(
-                "tls_config has its own certificates; leave tls_ca, tls_cert and tls_key out",
+                "tls_config has its own certificates; omit tls_ca, tls_cert and tls_key",
             ));
         }
         let read = files.read()?;
@@ -104,11 +104,11 @@ impl Tls {
         };
         let chain = certificates(cert, "tls_cert")?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-            config("the file that option tls_key names holds no private key in PEM")
+            config("the file that option tls_key names contains no private key in PEM")
         })?;
         builder
             .with_client_auth_cert(chain, key)
-            .map_err(|error| config("tls_cert and tls_key don't fit together").because(error))
+            .map_err(|error| config("tls_cert and tls_key don't match").because(error))
     }
 
     fn roots(&self) -> Result<RootCertStore> {
@@ -117,7 +117,7 @@ impl Tls {
             Some(pem) => {
                 for certificate in certificates(pem, "tls_ca")? {
                     roots.add(certificate).map_err(|error| {
-                        config("the file that option tls_ca names holds an unusable certificate")
+                        config("the file that option tls_ca names contains an unusable certificate")
                             .because(error)
                     })?;
                 }
@@ -171,7 +171,7 @@ fn certificates(pem: &[u8], option: &str) -> Result<Vec<CertificateDer<'static>>
     match read {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         _ => Err(config(format!(
-            "the file that option {option} names holds no certificate in PEM"
+            "the file that option {option} names contains no certificate in PEM"
         ))),
     }
 }

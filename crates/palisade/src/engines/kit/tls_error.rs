@@ -69,13 +69,13 @@ pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String
         rustls::Error::AlertReceived(_) => refuses_ours(who),
         rustls::Error::InvalidCertificate(bad) => match bad {
             Bad::Expired | Bad::ExpiredContext { .. } => format!(
-                "the certificate of {who} has expired; renew it there, or set this machine's clock right"
+                "the certificate of {who} has expired; renew it there, or correct this machine's clock"
             ),
             Bad::NotValidYet | Bad::NotValidYetContext { .. } => format!(
                 "the certificate of {who} is not valid yet; compare this machine's clock with the server's"
             ),
             Bad::NotValidForName | Bad::NotValidForNameContext { .. } => format!(
-                "the certificate of {who} does not name this host; connect by a name that it has, or give the server a certificate that names it"
+                "the certificate of {who} does not name this host; connect by a name in it, or give the server a certificate that names it"
             ),
             Bad::UnknownIssuer => format!(
                 "the certificate of {who} is from an authority that is not trusted here; name its authority with tls_ca"
@@ -85,7 +85,7 @@ pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String
             ),
         },
         _ => format!(
-            "TLS can't be agreed on with {who} ({error}); is tls_ca the authority of its certificate, and does the certificate name this host?"
+            "the TLS handshake with {who} failed ({error}); is tls_ca the authority of its certificate, and does the certificate name this host?"
         ),
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String
 /// one.
 pub(crate) fn refuses_ours(who: &str) -> String {
     format!(
-        "{who} refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key"
+        "{who} refuses our side of TLS; if it requires a client certificate, set tls_cert and tls_key"
     )
 }
 

@@ -137,7 +137,7 @@ impl Table {
     /// it.
     pub fn sqlite(&self) -> Result<String> {
         if self.schema.as_deref().is_some_and(|it| it != "main") {
-            let message = "triggers of SQLite stay in one database: name the table alone";
+            let message = "SQLite triggers can't use another database: name the table alone";
             return Err(Error::new(ErrorKind::Config, "fence", message));
         }
         let named = |suffix: &str| format!("\"{}{suffix}\"", self.name);

@@ -115,7 +115,7 @@ pub(super) fn open(
         (LAYOUT, of, called) if of == **namespace && called == name.as_str() => {}
         (LAYOUT, ..) => return Err(damaged(operation, path)),
         _ => {
-            let message = "the queue is of another version of palisade; use that one";
+            let message = "the queue was created by another version of palisade; use that one";
             return Err(
                 Error::new(ErrorKind::Config, operation, message).with("file", path.display())
             );
@@ -334,7 +334,7 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: &rusqlite::Err
 
 /// The error for a database that palisade did not write.
 pub(super) fn damaged(operation: &'static str, path: &Path) -> Error {
-    let message = "the file of this queue is damaged; stop who uses it, save what `sqlite3 FILE \
-                   .recover` shows, then remove it and what lies beside it";
+    let message = "the file of this queue is damaged; stop its users, save the output of `sqlite3 \
+                   FILE .recover`, then remove it and the files beside it";
     Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
 }

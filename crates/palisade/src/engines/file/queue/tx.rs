@@ -45,7 +45,7 @@ pub(super) struct Tx<'a> {
     pub(super) now: i64,
     /// The last number or token that was assigned.
     last: i64,
-    gave: bool,
+    assigned: bool,
     hints: Hints,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Tx<'a> {
             operation,
             now: i64::try_from(now).unwrap_or(i64::MAX),
             last: 0,
-            gave: false,
+            assigned: false,
             hints: Hints::default(),
         };
         tx.last = tx.value("SELECT last FROM queue", [])?;
@@ -78,7 +78,7 @@ impl<'a> Tx<'a> {
 
     /// Commits; returns the sleepers to wake.
     pub(super) fn commit(self) -> Result<Hints> {
-        if self.gave {
+        if self.assigned {
             self.run("UPDATE queue SET last = ?1", params![self.last])?;
         }
         self.execute("COMMIT").map_err(|error| {
@@ -138,9 +138,9 @@ impl<'a> Tx<'a> {
 
     /// A number or token that was never assigned before, even in a transaction that a power failure
     /// rolled back.
-    fn give(&mut self) -> i64 {
+    fn assign(&mut self) -> i64 {
         self.last = (self.last + 1).max(self.now);
-        self.gave = true;
+        self.assigned = true;
         self.last
     }
 
@@ -149,7 +149,7 @@ impl<'a> Tx<'a> {
         let today = today.map_or(0, |since| since.as_millis() as i64);
         let (mut pushed, mut awake) = (Vec::with_capacity(drafts.len()), 0);
         for draft in drafts {
-            let number = self.give();
+            let number = self.assign();
             if let Some(id) = &draft.id {
                 let seen = "SELECT number FROM seen WHERE id = ?1 AND (until >= ?2 \
                             OR EXISTS (SELECT 1 FROM message m WHERE m.number = seen.number))";
@@ -247,7 +247,7 @@ impl<'a> Tx<'a> {
                 taken.next = Some(Duration::ZERO);
                 continue;
             }
-            let token = self.give();
+            let token = self.assign();
             let claim = "UPDATE message SET due = ?2, token = ?3, ttl = ?4, attempts = attempts + 1, \
                          batch = ?5, process = ?6, boot = ?7, owner = ?8 WHERE number = ?1 \
                          RETURNING number, id, key, token, attempts, body";

@@ -1,9 +1,9 @@
 //! `kubernetes://NAMESPACE` — the Leases of a Kubernetes cluster.
 //!
 //! A line is one Lease by client-go's rules, so that with `namespace=` palisade and a client-go
-//! `LeaderElector` exclude each other. Every write is conditional on uid and resourceVersion; the
-//! resourceVersion of the acquiring write's condition is the token. A lease expires by the
-//! observer's own clock, when its record has not changed for the record's duration. No decision
+//! `LeaderElector` exclude each other. Every write is conditional on uid and resourceVersion, and
+//! the token is the resourceVersion that the acquiring write was conditional on. A lease expires by
+//! the observer's own clock, when its record has not changed for the record's duration. No decision
 //! depends on comparing clocks, or on a watch.
 //!
 //! `acquire` reads what `lines` remembers of a Lease, `lease` decides, `client` writes.

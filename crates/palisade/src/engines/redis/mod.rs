@@ -1,5 +1,5 @@
-//! `redis:` and `rediss:` — lines in one Redis or Valkey server; with `+sentinel` in the master that
-//! Sentinel names, with `+cluster` in the masters of a Cluster.
+//! `redis:` and `rediss:` — lines in one Redis or Valkey server; with `+sentinel` in the master
+//! that Sentinel names, with `+cluster` in the masters of a Cluster.
 //!
 //! The user's key is a plain `SET NX PX` string while anyone holds, so that locks of other tools on
 //! the same key and ours exclude each other. The waiters, the token and the owner records are next
@@ -60,8 +60,8 @@ pub use queue::{Effect, RedisMessage};
 /// Connects.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for options that can't be used; [`ErrorKind::Unreachable`], [`ErrorKind::Denied`] and
-/// [`ErrorKind::Unusable`] from the server.
+/// [`ErrorKind::Config`] for options that can't be used; [`ErrorKind::Unreachable`],
+/// [`ErrorKind::Denied`] and [`ErrorKind::Unusable`] from the server.
 async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let client = connect(url, &settings).await?;

@@ -1,9 +1,9 @@
 //! `Renewals`: what this client has seen of the renewals of other sessions.
 //!
 //! ZooKeeper tells nobody when it last heard from a session. So a session with claims of agents has
-//! a znode that each of its renewals writes to (`keys`). Whoever surveys remembers, by its own
-//! clock, since when it has seen that znode unchanged. The lease ends at most one ttl after that. A
-//! deadlock is broken only if its members were renewed since.
+//! a znode that each of its renewals writes to (`keys`). A client that surveys remembers, by its
+//! own clock, since when it has seen that znode unchanged. The lease ends at most one ttl after
+//! that. A deadlock is broken only if its members were renewed since.
 
 use std::collections::HashMap;
 use std::time::Duration;

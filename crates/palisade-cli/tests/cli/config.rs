@@ -208,11 +208,11 @@ fn a_file_that_can_not_be_read_is_refused() {
     assert!(fifo.success());
     let bytes = std::ffi::OsString::from_vec(b"/no/\xff".to_vec());
     for (file, expected, word) in [
-        (path("missing"), 78, "not there"),
+        (path("missing"), 78, "does not exist"),
         (path("folder"), 78, "can't be read"),
         (path("bytes"), 78, "UTF-8"),
         (path("long"), 78, "64 KiB"),
-        (bytes.into(), 78, "not there"),
+        (bytes.into(), 78, "does not exist"),
         // Nothing hangs on a FIFO that nobody writes to, nor on what never ends.
         (path("fifo"), 0, ""),
         ("/dev/null".into(), 0, ""),

@@ -1,5 +1,5 @@
-# The command alone. Build: docker build -t palisade .   Use: docker run --rm palisade --url redis://… run NAME -- CMD
-# A program in another image takes the binary along: COPY --from=palisade /usr/local/bin/palisade /usr/local/bin/
+# An image with only the command. Build: docker build -t palisade .   Use: docker run --rm palisade --url redis://… run NAME -- CMD
+# To add the binary to another image: COPY --from=palisade /usr/local/bin/palisade /usr/local/bin/
 FROM rust:1-bookworm AS build
 WORKDIR /src
 COPY . .

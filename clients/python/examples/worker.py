@@ -1,10 +1,10 @@
-"""A worker through a gateway: charges each order of a table once, beside any number of others.
+"""A worker that uses a gateway: charges each order of a table once, with any number of workers.
 
     palisade serve &
     python worker.py shop.db          # as many as you like
 
 A lock for each order keeps two workers from charging it at once. It can't stop one that is paused
-past its lease, so that the table compares the fencing token in the statement that writes.
+past its lease, so the table compares the fencing token in the statement that writes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def open_orders(db: sqlite3.Connection) -> list[int]:
 
 
 def charge_card(order: int, seconds: float) -> None:
-    """The partner's API, which takes its time."""
+    """Stands in for a slow partner API."""
     time.sleep(seconds)
 
 
 def record(db: sqlite3.Connection, order: int, token: int) -> bool:
-    """Whether it was recorded: not if a newer holder was here before."""
+    """Records the charge; returns False if a newer holder has written before."""
     with db:
         changed = db.execute(
             "UPDATE orders SET charges = charges + 1, fence = ? WHERE id = ? AND fence < ?",
@@ -50,9 +50,9 @@ def work(client: palisade.Client, db: sqlite3.Connection, seconds: float) -> Non
                     said = "charged" if record(db, order, hold.token) else "refused"
                     print(f"{said} {order}", flush=True)
             except palisade.Busy:
-                continue  # somebody else is at it
+                continue  # another worker has this order
             except palisade.Lost:
-                continue  # the table has the last word, and has said it
+                continue  # the fence of the table has already decided
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Real gateways: the built command, each with a store of its own or one that they share."""
+"""Real gateways: the built command, each with its own store or a shared one."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_several_gateways_and_one_that_drains(start: Callable[[], Gateway]) -> N
             while c._sessions[-1].usable:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            # What is new goes to the other one; what is held stays and is released.
+            # New claims go to the other gateway; existing holds stay and are released.
             with c.lock("b", wait=LIMIT):
                 assert len(c._sessions) == 2
         assert gateway.process.wait(LIMIT) == 0
@@ -161,7 +161,7 @@ def test_asyncio(gateway: Gateway) -> None:
             await hold.release()
             async with await waiting as second:
                 assert second.token > first
-            # A wait that is cancelled leaves no place behind.
+            # A cancelled wait leaves no claim behind.
             async with c.lock("a"):
                 task = asyncio.ensure_future(c.lock("a"))
                 while not (await c.lines())[0]["waiters"]:

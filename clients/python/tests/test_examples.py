@@ -1,4 +1,4 @@
-"""The example worker, with others beside it and one that is stopped; the README's own lines."""
+"""The example worker, with other workers and one that is stopped; the code of the README."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-//! What an engine can do, for people and programs: the capability data, shown by `doctor` and
-//! chosen by in `guide`. The field names are the command's contract.
+//! The capability data of an engine, as text and as JSON: `doctor` shows it, `guide` chooses by
+//! it. The field names are the command's contract.
 
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ impl Abilities {
         let yes = |yes| if yes { "yes" } else { "no" }.to_owned();
         let ttl = |millis| humantime::format_duration(Duration::from_millis(millis)).to_string();
         vec![
-            ("readers beside each other", yes(self.shared)),
+            ("concurrent readers", yes(self.shared)),
             (
                 "permits",
                 match self.permits {
@@ -78,7 +78,7 @@ impl Abilities {
                 },
             ),
             ("permits resized while in use", yes(self.resize)),
-            ("served in the order of coming", yes(self.fair)),
+            ("first come, first served", yes(self.fair)),
             ("shows who waits", yes(self.waiters_visible)),
             (
                 "tokens",
@@ -88,7 +88,7 @@ impl Abilities {
                     none => none.to_owned(),
                 },
             ),
-            ("told before the next is granted", yes(self.early_loss)),
+            ("loss known before the next grant", yes(self.early_loss)),
             ("renewable from another process", yes(self.detached)),
             (
                 "ttl",
@@ -107,6 +107,6 @@ pub(crate) fn meaning(class: Guarantee) -> &'static str {
         Guarantee::Durable => {
             "one durable node: tokens survive; exclusion assumes that its clock is not stepped"
         }
-        Guarantee::Timed => "timed: exclusion and tokens assume sane clocks and kept data",
+        Guarantee::Timed => "timed: exclusion and tokens assume correct clocks and no data loss",
     }
 }

@@ -1,5 +1,5 @@
-//! The arguments: what is common to all verbs, and how they are read. Each verb's own arguments
-//! are beside the verb.
+//! Parsing of the arguments, and those that all verbs share. Each verb's own arguments are in the
+//! verb's file.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::OnceLock;
@@ -20,10 +20,10 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default().bold())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// Distributed locks, the same everywhere.
+/// Distributed locks with the same behaviour on every engine.
 ///
-/// A lock has a name. It is kept by an engine, which a URL picks: without one, the processes of
-/// this user on this machine share the locks.
+/// A lock has a name. An engine keeps it, and a URL selects the engine. By default the processes
+/// of this user on this machine share the locks.
 #[derive(Debug, Parser)]
 #[command(
     name = "palisade",
@@ -48,13 +48,13 @@ pub(crate) struct Global {
     /// file's, then file:]
     #[arg(long, alias = "engine-url", global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// Speak JSON: documents on stdout, errors on stderr
+    /// Print JSON: documents on stdout, errors on stderr
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
 
 impl Global {
-    /// What prints for these arguments.
+    /// The printer that these arguments ask for.
     pub(crate) fn printer(&self) -> Printer {
         Printer { json: self.json }
     }
@@ -67,7 +67,7 @@ impl Args {
             let json = asks_for_json(own_arguments());
             (failure, Printer { json })
         };
-        // One before the verb and one behind it are no conflict to clap: it drops the first.
+        // clap accepts one before the verb and one after it, and silently drops the first.
         if own_arguments().filter(|arg| names_a_url(arg)).count() > 1 {
             let message = "--url is given twice; give it once";
             return Err(refuse(Failure::Usage(message.into())));
@@ -81,8 +81,8 @@ impl Args {
 }
 
 impl Args {
-    /// Reads arguments with the definition of their one verb, because that of all verbs takes
-    /// longer than to take a lock. `None` when this is not enough, for help and for errors too.
+    /// Parses with the definition of the one verb alone, because building the definition of all
+    /// verbs takes longer than taking a lock. `None` if all are needed, as for help and errors.
     fn read_one_verb(args: Vec<OsString>) -> Option<Self> {
         let mut words = args.iter().skip(1);
         let word = loop {
@@ -93,7 +93,7 @@ impl Args {
             }
         };
         let verb = Verb::definition(word)?;
-        // Or else clap makes a second one when the verb is `help`.
+        // Otherwise clap adds a second `help` verb.
         let palisade = clap::Command::new("palisade").disable_help_subcommand(true);
         let one = Global::augment_args(palisade).subcommand(verb);
         Self::from_arg_matches(&one.try_get_matches_from(args).ok()?).ok()
@@ -106,7 +106,7 @@ pub(crate) fn arguments() -> &'static [OsString] {
     ARGUMENTS.get_or_init(|| std::env::args_os().collect())
 }
 
-/// The arguments that are ours and not the command's.
+/// The arguments before `--`, which are palisade's own and not the command's.
 fn own_arguments() -> impl Iterator<Item = OsString> {
     let all = arguments().iter().skip(1).cloned();
     all.take_while(|arg| arg != OsStr::new("--"))
@@ -123,13 +123,13 @@ fn asks_for_json(mut args: impl Iterator<Item = OsString>) -> bool {
     args.any(|arg| arg == OsStr::new("--json"))
 }
 
-/// What clap says about arguments, in our voice: a URL among them may hold a secret, and any may
-/// be long or steer the terminal.
+/// clap's message made safe to print: a URL among the arguments may hold a secret, and any
+/// argument may be long or contain terminal control characters.
 pub(crate) fn explain(text: &str) -> String {
     let mut text = text.replacen("error:", "palisade:", 1);
     for arg in own_arguments() {
         let arg = arg.to_string_lossy();
-        // A value may be named apart from its flag.
+        // clap may quote a value without its flag.
         let value = arg.split_once('=').map(|(_, value)| value);
         for part in std::iter::once(&*arg).chain(value) {
             let safe = match part.split_once("://") {
@@ -144,7 +144,7 @@ pub(crate) fn explain(text: &str) -> String {
     text
 }
 
-/// Adds what was meant where clap does not know.
+/// Adds a suggestion that clap can't make.
 fn with_suggestion(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
         && let Some(tip) = tip(argument, own_arguments())
@@ -165,8 +165,8 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// What to write instead of an argument that a verb does not know: that of a verb that runs a
-/// command may be the command's, or a flag of flock.
+/// A hint for an unknown argument of a verb that runs a command: it may belong to the command, or
+/// be a flag of flock.
 fn tip(argument: &str, mut args: impl Iterator<Item = OsString>) -> Option<String> {
     let runs = ["run", "elect", "acquire", "queue"];
     let mut verb = args.find_map(|arg| runs.into_iter().find(|verb| arg == OsStr::new(verb)))?;
@@ -178,21 +178,21 @@ fn tip(argument: &str, mut args: impl Iterator<Item = OsString>) -> Option<Strin
         word if word.starts_with('-') && verb == "queue work" => return None,
         "-n" | "--nb" | "--nonblock" => "use --no-wait to end at once when the lock is held",
         "-w" | "--timeout" => "use --wait with a unit, as in --wait 10s",
-        "-s" => "use --shared to hold it together with others that share it",
+        "-s" => "use --shared to share the lock with other --shared holders",
         "-x" | "-e" | "--exclusive" => "omit it: a lock is exclusive unless --shared is given",
-        "-c" | "--command" => "write the command behind --, as in -- sh -c 'COMMAND'",
+        "-c" | "--command" => "write the command after --, as in -- sh -c 'COMMAND'",
         word if word.starts_with('-') => return None,
         _ if verb == "acquire" => return None,
         _ => {
             return Some(format!(
-                "write the command behind --, as in palisade {verb} NAME -- CMD"
+                "write the command after --, as in palisade {verb} NAME -- CMD"
             ));
         }
     };
     Some(flag.to_owned())
 }
 
-/// The verb that was meant by `word`, or the part of a verb if one stands before it in `args`.
+/// The verb nearest to `word`, or the nearest part of the verb that precedes it in `args`.
 fn meant_verb(word: &str, args: impl Iterator<Item = OsString>) -> Option<String> {
     let letters = |word: &str| {
         let mut letters: Vec<char> = word.chars().collect();

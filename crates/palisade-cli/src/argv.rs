@@ -1,6 +1,6 @@
-//! Passwords on the command line: every user of a machine can read it, so that what a URL among
-//! our arguments hides is overwritten as soon as it is read, in the memory that `ps` shows. The
-//! guardian, which is forked later, has it from there.
+//! Passwords on the command line: every user of the machine can read them. A password in a URL is
+//! therefore overwritten as soon as it is read, in the memory that `ps` shows. The guardian, which
+//! is forked later, inherits the overwritten memory.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -15,7 +15,7 @@ use crate::args::arguments;
 use crate::print::Printer;
 use crate::proc::stat;
 
-/// Overwrites the passwords in our command line, or says that they can be read there.
+/// Overwrites the passwords in our command line, or warns that they can be read there.
 pub(crate) fn hide_passwords(printer: Printer) {
     let arguments = arguments();
     let own = arguments.iter().position(|arg| arg == "--");
@@ -32,8 +32,8 @@ pub(crate) fn hide_passwords(printer: Printer) {
     );
 }
 
-/// Where the password is in a URL: from the first colon behind `//` to the last `@`, whatever is
-/// in between.
+/// The position of the password in a URL: from the first colon after `//` to the last `@`,
+/// whatever is in between.
 fn password(argument: &[u8]) -> Option<Range<usize>> {
     let scheme = argument.windows(3).position(|part| part == b"://")?;
     let login = scheme + 3;
@@ -58,7 +58,7 @@ fn overwrite(arguments: &[OsString], secret: &[Option<Range<usize>>]) -> io::Res
     let length = usize::try_from(end.saturating_sub(start)).map_err(|_| other())?;
     let mut bytes = vec![0; length];
     memory.read_exact_at(&mut bytes, start)?;
-    // Only what is known to be our arguments is changed, and no length is.
+    // Only memory that is known to be our arguments is changed, and no length changes.
     let mut at = 0;
     for (argument, secret) in arguments
         .iter()

@@ -1,9 +1,9 @@
-//! `Child`: the command that runs while the lock is held, in a process group of its own, as
-//! palisade sees it. The guardian is its parent and ends it on loss; palisade passes signals on,
-//! and lends it the terminal.
+//! `Child`: palisade's view of the command that runs while the lock is held, in its own process
+//! group. The guardian is its parent and ends it on loss; palisade passes signals on, and lends it
+//! the terminal.
 //!
-//! What the command left in its group runs on after a normal end; after a loss all that it started
-//! has been killed.
+//! Processes that the command left in its group keep running after its normal end; after a loss
+//! everything that it started has been killed.
 
 use std::ffi::OsStr;
 use std::io;
@@ -27,14 +27,14 @@ pub(crate) struct Child<'a> {
     guardian: &'a mut Guardian,
     group: Pid,
     terminal: Terminal,
-    /// Whether the child gets the terminal when it goes on: it wants it, or had it before all of
-    /// us were stopped.
+    /// Whether the child gets the terminal when it is resumed: it was stopped for want of it, or
+    /// had it before the whole job was stopped.
     gets_terminal: bool,
-    /// How often the child was told to go on.
+    /// How often the child was resumed.
     resumed: u32,
-    /// Tells whether the child has ended; `None` when it had before we asked.
+    /// A pidfd that shows whether the child has ended; `None` if it had ended before.
     pidfd: Option<OwnedFd>,
-    /// Whether it is one of several: then it has no part in the terminal, and its stop is not ours.
+    /// Whether it is one of several: then it gets no terminal, and a stop of it does not stop us.
     one_of_several: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Child<'a> {
 pub(crate) enum Start<'a> {
     /// It runs.
     Runs(Child<'a>),
-    /// It was too late for it: the lock is lost, or will be in a moment.
+    /// It was not started: the lock is lost, or is about to be.
     TooLate,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum Start<'a> {
 pub(crate) enum Change {
     /// It is stopped.
     Stopped {
-        /// Because it used the terminal without having it.
+        /// Because it used the terminal from the background.
         wants_terminal: bool,
     },
     /// It has ended by itself, and its exit code is this.
@@ -63,8 +63,8 @@ pub(crate) enum Change {
 }
 
 impl<'a> Child<'a> {
-    /// Has `guardian` start its command, called `program`, with `environment` added to ours. One
-    /// with a file as its stdin is one of several.
+    /// Has `guardian` start its command `program`, with `environment` added to ours. A child with a
+    /// file as its stdin is one of several.
     pub(crate) async fn start(
         guardian: &'a mut Guardian,
         program: &OsStr,
@@ -91,7 +91,7 @@ impl<'a> Child<'a> {
                 one_of_several,
             }));
         }
-        // It may have been taken before the start failed.
+        // The child may have taken the terminal before its start failed.
         terminal.take_back();
         match report {
             Some(Report::NotStarted(errno)) => Err(not_started(program, errno)),
@@ -103,20 +103,20 @@ impl<'a> Child<'a> {
         }
     }
 
-    /// Says until when the lock is held.
+    /// Tells the guardian until when the lock is held.
     pub(crate) fn renewed(&self, deadline: BootTime) {
         self.guardian.renewed(deadline);
     }
 
-    /// Says that the lock is lost: all that the child started must have ended before `by`.
+    /// Tells the guardian that the lock is lost: all that the child started must end before `by`.
     pub(crate) fn end_by(&self, by: BootTime) {
         self.guardian.end_by(by);
     }
 
-    /// Sends a signal to the whole group. Not by the guardian: a terminal's next key must not
-    /// overtake it.
+    /// Sends a signal to the whole group. It does not go through the guardian, where a signal from
+    /// the terminal's next key could overtake it.
     pub(crate) fn signal(&self, signal: Signal) {
-        // Its guardian reaps it when it has ended, and then its number may become anyone's.
+        // The guardian reaps it when it has ended; after that its pid may be reused.
         if self.runs() {
             let _ = kill_process_group(self.group, signal);
         }
@@ -133,14 +133,14 @@ impl<'a> Child<'a> {
         Process::read(self.group.as_raw_pid()).is_some_and(|process| process.is_stopped())
     }
 
-    /// What becomes of the child next.
+    /// The next change of the child.
     ///
     /// # Cancellation
     /// No change is missed.
     pub(crate) async fn change(&self) -> Change {
         loop {
             return match self.guardian.report().await {
-                // It was told to go on since. What comes after that has a report of its own.
+                // An old stop: it was resumed since. A later stop has its own report.
                 Some(Report::Stopped { resumed, .. })
                     if resumed != self.resumed || !self.is_stopped() =>
                 {
@@ -157,9 +157,9 @@ impl<'a> Child<'a> {
         }
     }
 
-    /// Follows a child that was stopped: if it only wants the terminal and can have it, it may go
-    /// on; else all of us stop, and go on when the shell says so. Answers whether the child is to
-    /// be resumed, if the lock still allows it: without a terminal its stop is not our business.
+    /// Handles a stop of the child. If it only needs the terminal and can have it, it may continue.
+    /// Otherwise we stop too, until the shell resumes us; without a controlling terminal its stop
+    /// is ignored. Returns whether to resume the child, if the lock still allows it.
     pub(crate) fn follow_stop(&mut self, wants_terminal: bool) -> bool {
         if self.one_of_several {
             return false;
@@ -183,35 +183,35 @@ impl<'a> Child<'a> {
         stop(Stop::Us);
     }
 
-    /// Lets the child go on.
+    /// Resumes the child.
     pub(crate) fn resume(&mut self) {
-        // First, so that a stop that follows is known for a new one.
+        // Counted first, so that a stop that follows is recognised as a new one.
         self.resumed += 1;
         self.guardian.resumed(self.resumed);
         if std::mem::take(&mut self.gets_terminal) {
             self.terminal.give(self.group);
         }
-        // Nothing in between: this undoes a Ctrl-Z that comes before it.
+        // At once: a later CONT would undo a Ctrl-Z that came in between.
         self.signal(Signal::CONT);
     }
 
-    /// Takes leave of a child that has ended by itself.
+    /// Cleans up after a child that has ended by itself.
     pub(crate) fn dismiss(mut self) {
         self.terminal.take_back();
     }
 
-    /// Takes leave of a child that was killed and could not tidy up.
+    /// Cleans up after a child that was killed and could not restore the terminal.
     pub(crate) fn bury(mut self) {
         self.terminal.take_back_and_tidy();
     }
 
-    /// Kills all that the child started, and its guardian, which is gone or does not answer.
+    /// Kills all that the child started, and its guardian if it still runs but does not answer.
     pub(crate) fn kill(&mut self) {
         self.guardian.replace(Some(self.group));
     }
 }
 
-/// The failure when a guardian is gone that nobody told to go.
+/// The failure when a guardian has ended unexpectedly.
 pub(crate) fn unguarded() -> Failure {
     let why = "the guardian of the command was killed, so the command was ended";
     Failure::Defect(why.into())

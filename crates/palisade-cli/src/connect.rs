@@ -1,4 +1,4 @@
-//! Connecting: finds the URL, and is as patient with an engine that is down as the verb is.
+//! Connecting: finds the URL, and retries an engine that is down as long as the verb waits.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use crate::config::Config;
 use crate::exit::Failure;
 use crate::sys::Withheld;
 
-/// Between two tries to connect: soon enough to be there when the engine comes up, rarely enough
-/// not to be a burden while it is down.
+/// The pause between two connection attempts: short enough to notice soon that the engine is up,
+/// long enough not to load it while it is down.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// Where the locks are, not yet connected to.
+/// The engine to use, not yet connected to.
 pub(crate) struct Target {
     url: String,
     wait: Option<Patience>,
@@ -41,7 +41,7 @@ impl Target {
         self
     }
 
-    /// What to say about a configuration that shows a password to other users, if it does.
+    /// A warning if the config file shows a password to other users.
     pub(crate) fn exposed(&self) -> Option<&str> {
         self.exposed.as_deref()
     }
@@ -54,7 +54,7 @@ impl Target {
         info.ok_or_else(|| Failure::Defect("no engine is registered for this scheme (bug)".into()))
     }
 
-    /// Whether its locks are those of one process, so that two commands never meet there.
+    /// Whether its locks exist in one process only, so that two commands never share one.
     pub(crate) fn is_private(&self) -> Result<bool, Failure> {
         Ok(Url::parse(&self.url)?.scheme == "memory")
     }
@@ -79,7 +79,7 @@ impl Target {
         Ok(Url::parse(&self.url)?.take_duration("ttl")?)
     }
 
-    /// Makes ready what must be there before a fork. A signal ends the wait for it.
+    /// Prepares what must exist before a fork. A signal ends the wait for it.
     pub(crate) fn prepare(
         &self,
         tries: &mut Tries,
@@ -97,8 +97,8 @@ impl Target {
         }
     }
 
-    /// Connects to what was prepared, and refuses an engine that can't be relied on if one was
-    /// asked for.
+    /// Connects to what was prepared. With `--for-correctness` it refuses an engine that is not fit
+    /// for it.
     pub(crate) async fn connect(
         &self,
         engine: &Prepared,
@@ -118,8 +118,8 @@ impl Target {
         })
     }
 
-    /// Connects for a look, trying once; `None` when there is nothing to look at, since no lock was
-    /// ever taken in the embedded store. It is not made then.
+    /// Connects for reading, with one attempt. `None` if the embedded store does not exist, because
+    /// no lock was ever taken in it; it is not created.
     pub(crate) async fn connect_existing(&self) -> Result<Option<Client>, Failure> {
         Ok(palisade::connect_existing(&self.url).await?)
     }
@@ -131,7 +131,7 @@ pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
     Ok(match url.scheme.as_str() {
         scheme @ ("file" | "http+unix") => format!("{scheme}:{}", url.path),
         scheme if palisade::command::schemes().contains(&scheme) => url.shown(),
-        // Somebody may have pasted a secret here.
+        // An unknown scheme may be a secret that was pasted by mistake.
         _ => "(an unknown scheme)".to_owned(),
     })
 }
@@ -160,8 +160,8 @@ impl Tries {
         }
     }
 
-    /// After a failure: how long to pause before the next try, if there is one. The first failure
-    /// is told.
+    /// After a failure: the pause before the next attempt, if there is one. The first failure is
+    /// reported.
     pub(crate) fn pause(
         &mut self,
         error: Error,

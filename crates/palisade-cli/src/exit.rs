@@ -1,7 +1,6 @@
 //! How a verb ends, and the exit code for each ending: the whole table is [`code`].
 //!
-//! A verb answers with a [`Verdict`] and never with a number of its own; `main` alone asks this
-//! file for the code.
+//! A verb returns a [`Verdict`] and never a number; only `main` asks this file for the code.
 
 use std::fmt;
 use std::io;
@@ -18,22 +17,22 @@ pub(crate) type Verdict = Result<Outcome, Failure>;
 pub(crate) enum Outcome {
     /// Done, or "yes".
     Done,
-    /// The "no" of a question: nobody there, nothing to do.
+    /// The answer "no": no such holder or message, nothing to do.
     No,
     /// The child's own code.
     Child(u8),
 }
 
-/// An ending that is not what was asked for; most are reported on stderr.
+/// A failure; most are reported on stderr.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// A signal came while palisade waited, and nothing was left behind. Nothing is said.
+    /// A signal came while palisade waited, and nothing was left behind. Nothing is printed.
     Interrupted(i32),
     /// Refused by the library.
     Library(palisade::Error),
     /// An argument that can't be used.
     Usage(String),
-    /// What clap says about the arguments, help and version included.
+    /// An error of clap about the arguments, help and version included.
     Arguments(clap::Error),
     /// The lock was not free in time.
     NotAcquired {
@@ -46,14 +45,14 @@ pub(crate) enum Failure {
     },
     /// The claim was in a deadlock and gave way.
     Deadlock {
-        /// The circle.
+        /// The cycle.
         message: String,
         /// The code that `-E` asks for.
         code: Option<u8>,
         /// Say nothing.
         quiet: bool,
     },
-    /// The lock is held by the palisade that runs this one, which would wait for ever.
+    /// The lock is held by the palisade that runs this one, so waiting would never end.
     Nested(String),
     /// The lock was lost while it was held.
     Lost(String),
@@ -61,14 +60,14 @@ pub(crate) enum Failure {
     Command {
         /// What to say.
         message: String,
-        /// Whether there is no such command, as opposed to one that can't be executed.
+        /// Whether the command was not found, as opposed to one that can't be executed.
         missing: bool,
     },
     /// Standard output could not be written.
     Output(io::Error),
     /// The system refused what palisade needs for itself.
     Start(String),
-    /// What can't happen unless something is broken.
+    /// A bug, or a broken environment.
     Defect(String),
 }
 
@@ -90,7 +89,7 @@ pub(crate) fn code(verdict: &Verdict) -> u8 {
             Failure::Nested(_) => 77,
             Failure::Command { missing: true, .. } => 127,
             Failure::Command { missing: false, .. } => 126,
-            // A reader that has seen enough, as in `palisade ls | head`, is no failure.
+            // A reader that closes the pipe early, as in `palisade ls | head`, is not a failure.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => 74,
             Failure::Start(_) => 71,
@@ -99,7 +98,7 @@ pub(crate) fn code(verdict: &Verdict) -> u8 {
     }
 }
 
-/// What shells answer for a process that a signal ended.
+/// The exit code that shells report for a process that a signal ended.
 pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
@@ -115,7 +114,7 @@ fn of_kind(kind: ErrorKind) -> u8 {
         | ErrorKind::CapacityMismatch
         | ErrorKind::NotForCorrectness => 77,
         ErrorKind::Config => 78,
-        // Unusable, and what can only be a defect.
+        // `Unusable`, and kinds that only a bug can cause here.
         _ => 70,
     }
 }
@@ -138,7 +137,7 @@ impl Failure {
         }
     }
 
-    /// Whether there is nothing to say about it.
+    /// Whether nothing is printed about it.
     pub(crate) fn is_silent(&self) -> bool {
         match self {
             Self::Interrupted(_) => true,
@@ -154,7 +153,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Library(error) => f.write_str(&told(error)),
             Self::Arguments(error) => {
-                // The paragraphs that say what is wrong, as one line.
+                // The paragraphs that describe the error, as one line.
                 let text = explain(&error.to_string());
                 let text = text.trim_start_matches("palisade: ");
                 let said = text
@@ -178,7 +177,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// All that an error says, with where and because of what.
+/// The whole message of an error, with its context and cause.
 pub(crate) fn told(error: &palisade::Error) -> String {
     // The operation in front is for logs; the message says what to do.
     let text = error.to_string();
@@ -192,7 +191,7 @@ pub(crate) fn told(error: &palisade::Error) -> String {
     told
 }
 
-/// What the system refused, as a failure.
+/// Makes a failure of something that the system refused.
 pub(crate) fn refused(what: &str) -> impl Fn(io::Error) -> Failure {
     move |error| Failure::Start(format!("{what}: {error}"))
 }

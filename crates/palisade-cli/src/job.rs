@@ -1,4 +1,4 @@
-//! `Job`: a command, or nothing but a name, under a lock; what `run`, `elect` and `acquire` share.
+//! `Job`: a lock, and the command to run under it, if any. `run`, `elect` and `acquire` share it.
 //!
 //! A job goes from *prepared* (checked, and its guardian forked) to *connected*, *acquired*,
 //! *ended* and released. Each of these is a value, and its one method makes the next. A step that
@@ -29,20 +29,20 @@ use crate::terminal;
 use crate::verbs::look;
 use crate::view::{ClaimView, LineView, shown};
 
-/// Below this there is no time to end a child between a missed renewal and the end of the lease.
+/// A shorter ttl leaves no time to end a child between a missed renewal and the end of the lease.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 /// Shorter waits are not worth a line on stderr.
 const NOTICE_AFTER: Duration = Duration::from_millis(100);
 
-/// Between two looks at who is in the way, when the engine did not answer the first.
+/// The pause before asking again who holds the lock, if the engine did not answer.
 const NOTICE_AGAIN: Duration = Duration::from_secs(1);
 
-/// A hold is lost this soon after the guardian has killed a command, and then it is known why.
+/// Within this time after the guardian has killed a command, the hold is lost and its reason known.
 const KNOWN_SOON: Duration = Duration::from_millis(250);
 
-/// An engine that does not answer must not keep an interrupted palisade from ending; the ttl
-/// removes what it could not.
+/// An engine that does not answer must not keep an interrupted palisade from ending; what could not
+/// be released ends with its ttl.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A lock to get, and what to do under it.
@@ -50,7 +50,7 @@ pub(crate) struct Job {
     pub(crate) target: Target,
     pub(crate) name: Name,
     pub(crate) ask: Ask,
-    /// What a candidate stands for.
+    /// The value of a candidate in an election.
     pub(crate) value: Option<String>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) patience: Patience,
@@ -70,21 +70,21 @@ pub(crate) struct Job {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Agent {
     pub(crate) deadlock_after: Option<Duration>,
-    /// Whether it gives way also in those that are only likely.
+    /// Whether it gives way in likely deadlocks, too.
     pub(crate) nested: bool,
 }
 
-/// A job that can be done, with the guardian of its command, and no thread yet.
+/// A job that was checked, with the guardian of its command; there is no other thread yet.
 pub(crate) struct Prepared {
     job: Job,
     engine: palisade::command::Prepared,
     tries: Tries,
     guardian: Option<Guardian>,
-    /// Until there is a runtime to hear of them.
+    /// Signals are blocked until a runtime handles them.
     withheld: Withheld,
 }
 
-/// A job on its engine.
+/// A job that is connected to its engine.
 pub(crate) struct Connected {
     pub(crate) job: Job,
     pub(crate) client: Client,
@@ -101,7 +101,7 @@ pub(crate) struct Acquired<'a> {
     pub(crate) since: Instant,
 }
 
-/// A job that is over, but for the release of its lock.
+/// A job that has ended and whose lock is still to be released.
 pub(crate) struct Ended<'a> {
     acquired: Acquired<'a>,
     end: End,
@@ -149,7 +149,7 @@ impl Job {
         }
     }
 
-    /// The client as this job uses it: an agent's says so, and tells of deadlocks.
+    /// The client for this job: if the job is an agent, the client says so and reports deadlocks.
     fn on(&self, client: Client) -> Client {
         let Some(agent) = self.agent else {
             return client;
@@ -170,7 +170,7 @@ impl Job {
         self.ttl.unwrap_or_else(|| client.ttl())
     }
 
-    /// Says what a wait is for, if it takes long; returns when it would never end.
+    /// Reports who holds the lock if the wait takes long; returns if the wait would never end.
     async fn watch_the_wait(&self, client: &Client, patience: Patience) -> Failure {
         let mut told = self.quiet;
         tokio::time::sleep(NOTICE_AFTER).await;
@@ -200,8 +200,8 @@ impl Job {
         std::future::pending().await
     }
 
-    /// Acquires, unless it would wait for the end of what runs it. Where the names of the locks
-    /// above say so already, that is seen before it enters the line.
+    /// Acquires, unless an ancestor of this process holds the lock: that wait would never end. If
+    /// `PALISADE_CLAIMS` names the lock, this is checked before the claim enters the line.
     async fn acquire(
         &self,
         client: &Client,
@@ -209,7 +209,7 @@ impl Job {
     ) -> Result<palisade::Result<Option<Hold>>, Failure> {
         let mut above = outer_claims().into_iter();
         if patience != Patience::NoWait && above.any(|above| above.name == self.name.as_str()) {
-            // An engine that is slow is looked at again while this waits.
+            // If the engine is slow, the check is repeated during the wait.
             let line = tokio::time::timeout(NOTICE_AFTER, look(client, &self.name)).await;
             let line = line.ok().and_then(Result::ok).flatten();
             if let Some(futile) = line.and_then(|line| self.futile(&line, &ancestors(), false)) {
@@ -219,7 +219,7 @@ impl Job {
         Ok(self.request(client).acquire(patience).await)
     }
 
-    /// Why waiting would never end, if somebody above this process holds the lock.
+    /// The failure if an ancestor of this process holds the lock, so that waiting would never end.
     fn futile(&self, line: &LineView, ancestors: &[String], waits: bool) -> Option<Failure> {
         let ancestor = self.ancestor_in_the_way(line, ancestors, waits)?;
         let name = shown(self.name.as_str());
@@ -229,8 +229,8 @@ impl Job {
         )))
     }
 
-    /// The holder that waits for our own end, if the lock can't be ours before. `waits` says that
-    /// we are in the line already.
+    /// The holder that waits for our own end, if we can't get the lock before. `waits`: we are in
+    /// the line already.
     fn ancestor_in_the_way<'a>(
         &self,
         line: &'a LineView,
@@ -243,8 +243,8 @@ impl Job {
         };
         let theirs = line.holders.iter().filter(is_ancestor);
         let taken: u32 = theirs.clone().map(|claim| claim.weight).sum();
-        // Of permits there may be enough once the others have given theirs back. A reader waits only
-        // behind a writer, who waits for our ancestor.
+        // There may be enough permits once the other holders have returned theirs. A reader only
+        // waits behind a writer, which waits for our ancestor.
         let enough = self.ask.weight_in(line.capacity).saturating_add(taken) <= line.capacity
             && (line.kind == "permits" || !waits);
         theirs.clone().next().filter(|_| !enough)
@@ -259,8 +259,8 @@ impl Job {
         }
     }
 
-    /// Lets go of what is lost: an eviction is over when its victim has left. Answers with what to
-    /// say about it.
+    /// Leaves the line after a loss: an eviction completes when the evicted claim has left. Returns
+    /// the message about the loss.
     pub(crate) fn lost(&self, hold: Hold, reason: LossReason, behind: Option<String>) -> String {
         let token = hold.token();
         drop(hold);
@@ -307,7 +307,7 @@ impl Job {
         });
     }
 
-    /// Says that the engine keeps another ttl than was asked for.
+    /// Reports that the engine uses another ttl than requested.
     fn say_rounded(&self, client: &Client) -> Result<(), Failure> {
         let Some(asked) = self.ttl.or(self.target.ttl()?) else {
             return Ok(());
@@ -331,7 +331,7 @@ impl Job {
         Ok(())
     }
 
-    /// Reports an event to a program that reads the JSON; people hear of waiting and failing only.
+    /// Reports an event with `--json`; the text output only has waiting and failures.
     fn event(&self, event: impl FnOnce() -> serde_json::Value) {
         if self.printer.json && !self.quiet {
             self.printer.event(event(), || None);
@@ -365,7 +365,7 @@ impl Prepared {
 }
 
 impl Connected {
-    /// Waits for the lock, and says so if it takes long.
+    /// Waits for the lock, and reports the wait if it takes long.
     ///
     /// # Cancellation
     /// Dropping it leaves the line.
@@ -413,7 +413,7 @@ impl Connected {
                 code: job.conflict_code,
                 quiet: job.quiet,
             }),
-            // Evicted from the line: nothing was ever held.
+            // Evicted while waiting: nothing was ever held.
             Err(error) if error.kind() == ErrorKind::Lost => Err(Failure::NotAcquired {
                 message: error.message().to_owned(),
                 code: job.conflict_code,
@@ -423,8 +423,8 @@ impl Connected {
         }
     }
 
-    /// Whether a command can be started again: a guardian that did not answer was replaced, and
-    /// starts nothing any more.
+    /// Whether a command can be started again: a guardian that did not answer was killed, and
+    /// starts nothing.
     pub(crate) fn can_run_again(&self) -> bool {
         self.guardian.as_ref().is_none_or(Guardian::lives)
     }
@@ -463,9 +463,9 @@ impl Connected {
         }
     }
 
-    /// What was behind a loss, as far as it can be told.
+    /// The cause of a loss, if it is known.
     async fn why(&self, hold: &Hold, reason: LossReason) -> Option<String> {
-        // The guardian acts before the hold is lost: it may be a moment too early to know.
+        // The guardian acts before the hold is lost, so the reason may not be known yet.
         let soon = match reason {
             LossReason::Expired => KNOWN_SOON,
             _ => Duration::ZERO,
@@ -474,8 +474,8 @@ impl Connected {
         if let Some(why) = loss.as_ref().and_then(|loss| loss.why()) {
             return Some(told(why));
         }
-        // A command that ended when it was asked to has not used all of the time: the engine that
-        // did not renew is asked what is wrong with it.
+        // The command ended on TERM before the hold was lost, so no reason is recorded. A request
+        // to the engine shows what is wrong with it.
         if reason != LossReason::Expired || loss.is_some() {
             return None;
         }
@@ -495,7 +495,7 @@ impl Connected {
                 loss = hold.lost() => return End::Lost(loss.reason),
                 () = tokio::time::sleep_until(until) => {}
                 event = self.signals.next() => match event {
-                    // It was meant for the command, which has ended.
+                    // Meant for the command, which has ended.
                     Event::Ending(Signal::USR1 | Signal::USR2) => {}
                     Event::Ending(_) => break,
                     Event::Stop => terminal::stop(terminal::Stop::Us),
@@ -510,7 +510,7 @@ impl Connected {
         }
     }
 
-    /// Leaves nothing behind in the engine: what was left to the background is done.
+    /// Waits for releases in the background, so that nothing is left behind in the engine.
     pub(crate) async fn close(self) {
         drop(self.guardian);
         let _ = tokio::time::timeout(FAREWELL, self.client.close()).await;
@@ -595,8 +595,7 @@ pub(crate) fn check_ttl(asked: Option<Duration>, target: &Target) -> Result<(), 
     }
 }
 
-/// Names the owners of the locks that were taken by the palisades that run this one, the outermost
-/// first.
+/// Lists the owners of the locks that the outer palisades hold, the outermost first.
 const ANCESTORS: &str = "PALISADE_ANCESTORS";
 
 fn ancestors() -> Vec<String> {
@@ -604,31 +603,30 @@ fn ancestors() -> Vec<String> {
     names.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The owners above a command of `owner`.
+/// The value of [`ANCESTORS`] for a command of `owner`.
 fn lineage(owner: &str) -> String {
     let mut lineage = ancestors();
     lineage.push(owner.to_owned());
     lineage.join(" ")
 }
 
-/// The claims of the palisades that run this one, the outermost first, as JSON: it ends before
-/// they do.
+/// Lists the claims of the outer palisades, the outermost first, as JSON.
 const OUTER_CLAIMS: &str = "PALISADE_CLAIMS";
 
-/// How many of them are told, the innermost: more are in no script that anyone reads.
+/// Only this many of them, the innermost, are passed on: no real script nests deeper.
 const DEPTH: usize = 16;
 
 fn outer_claims() -> Vec<Ancestor> {
     let claims = std::env::var(OUTER_CLAIMS).unwrap_or_default();
     let mut claims: Vec<Ancestor> = serde_json::from_str(&claims).unwrap_or_default();
-    // Somebody may have set it to anything, and it goes into every record.
+    // The variable may have any value, and its content goes into every owner record.
     let is_sound = |claim: &Ancestor| claim.claim.len() <= 32 && Name::new(&claim.name).is_ok();
     claims.retain(is_sound);
     claims.drain(..claims.len().saturating_sub(DEPTH));
     claims
 }
 
-/// The claims above a command under `hold`.
+/// The value of [`OUTER_CLAIMS`] for a command under `hold`.
 fn claims_within(hold: &Hold) -> String {
     let mut claims = outer_claims();
     claims.push(Ancestor {
@@ -639,7 +637,7 @@ fn claims_within(hold: &Hold) -> String {
     json!(claims).to_string()
 }
 
-/// Warns of the first deadlock that it hears of.
+/// Warns of the first deadlock that is observed.
 struct Warns {
     name: Name,
     printer: Printer,

@@ -1,5 +1,5 @@
-//! JSON as it is printed: what could steer a terminal or hide text is escaped, so that a document
-//! that a person looks at shows what it holds. A reader gets the same text.
+//! JSON output: characters that could control a terminal or hide text are escaped, so that a
+//! document shows in a terminal what it contains. A parser reads the same text.
 
 use std::io;
 

@@ -1,8 +1,8 @@
 //! Lines as they change, for `ls --watch` and `top`.
 //!
-//! The engine's hints say when to look; a look a second makes up for those that are lost and keeps
-//! ages fresh. An engine that can't be reached is asked again as often. The feed is a task of its
-//! own, so that whoever listens may stop listening at any time and miss nothing.
+//! Notifications of the engine trigger a survey; a survey each second makes up for lost ones and
+//! updates ages. An engine that can't be reached is retried as often. The feed is a task of its
+//! own, so that a listener may be cancelled at any time and miss nothing.
 
 use std::time::Duration;
 
@@ -20,27 +20,28 @@ use crate::exit::{Failure, told};
 use crate::print::Printer;
 use crate::view::LineView;
 
-/// Between two looks, at the most.
+/// The longest interval between two surveys.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// Between two looks, at the least: changes that come faster than a person sees are shown as one.
+/// The shortest interval between two surveys: faster changes are shown as one.
 const CALM: Duration = Duration::from_millis(100);
 
-/// Between two looks whether anyone still reads.
+/// The interval for checking whether stdout is still read.
 const READER_CHECK: Duration = Duration::from_millis(500);
 
-/// What a look saw.
+/// The result of a survey.
 #[derive(Default)]
 pub(crate) struct Sight {
     pub(crate) lines: Vec<LineView>,
-    /// The deadlocks that the look before saw too.
+    /// The deadlocks that the previous survey showed, too.
     pub(crate) deadlocks: Vec<Deadlock>,
 }
 
-/// What was seen.
+/// A survey, or why it failed.
 pub(crate) type Seen = Result<Sight, Failure>;
 
-/// Connects for looking; an embedded store that is not there yet is waited for, and not made.
+/// Connects for reading. It waits for an embedded store that does not exist yet, and does not
+/// create it.
 pub(crate) async fn connect(target: &Target) -> Result<Client, Failure> {
     loop {
         if let Some(client) = target.connect_existing().await? {
@@ -50,7 +51,7 @@ pub(crate) async fn connect(target: &Target) -> Result<Client, Failure> {
     }
 }
 
-/// Looks at the lines of `scope`, now and whenever they may have changed.
+/// Surveys the lines of `scope`, now and whenever they may have changed.
 ///
 /// # Errors
 /// When the engine can't be connected to at first.
@@ -70,7 +71,7 @@ pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<
                 }
             }
         };
-        // Opened before the first look, so that no change falls between the two.
+        // Opened before the first survey, so that no change is missed in between.
         let mut changes = client.engine().watch(scope.clone());
         let mut sightings = Sightings::default();
         loop {
@@ -88,7 +89,7 @@ pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<
     Ok(receiver)
 }
 
-/// Watches an engine that may be out of reach for a while, which is told once.
+/// Watches an engine; reports once that it can't be reached, and retries.
 pub(crate) struct Outages<'a> {
     printer: Printer,
     name: Option<&'a str>,
@@ -101,7 +102,7 @@ impl<'a> Outages<'a> {
         Self { printer, name, out }
     }
 
-    /// What was seen; `None` while the engine can't be reached.
+    /// The next survey; `None` while the engine can't be reached.
     pub(crate) fn see<T>(
         &mut self,
         seen: Option<Result<T, Failure>>,
@@ -144,8 +145,8 @@ fn views(client: &Client, reports: Vec<LineReport>) -> Result<Vec<LineView>, Fai
     views.map(|report| LineView::new(report, client)).collect()
 }
 
-/// Returns when nobody reads our stdout any more: it is a pipe whose other end is closed. A watch
-/// that has nothing to say would not find out otherwise.
+/// Returns when our stdout is a pipe whose other end is closed. A watch without output would not
+/// notice that otherwise.
 pub(crate) async fn reader_gone() {
     loop {
         let stdout = rustix::stdio::stdout();

@@ -13,23 +13,23 @@ use crate::connect::Target;
 use crate::exit::Failure;
 use crate::job::{Agent, Job};
 
-/// Of `run`, `acquire` and `elect`.
+/// Options of `run`, `acquire` and `elect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HoldArgs {
     /// How long the lock outlives a holder that is cut off, at least 1s [default: the URL's, the
     /// config file's, or 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<Duration>,
-    /// Refuse an engine, or settings of it, under which two could hold the lock or a token could go
-    /// back: exit code 77 [default: the config file's, or no]
+    /// Refuse, with exit code 77, an engine or a setting of it with which two clients could hold
+    /// the lock or a token could go back [default: the config file's, or no]
     #[arg(long)]
     for_correctness: bool,
-    /// Say nothing about waiting, nor about a lock that was not acquired; `acquire` prints no token
+    /// Print nothing about waiting or a lock that was not acquired; `acquire` prints no token
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
 
-/// Of `run` and `acquire`.
+/// Options of `run` and `acquire`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LockArgs {
     /// Wait at most this long for the lock, or `forever` [default: the config file's, or forever]
@@ -38,7 +38,7 @@ pub(crate) struct LockArgs {
     /// Don't wait for the lock
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
-    /// Share the lock with others that share it: a read lock
+    /// Share the lock with other --shared holders: a read lock
     #[arg(long)]
     shared: bool,
     /// Take K of N permits: a semaphore
@@ -55,7 +55,7 @@ pub(crate) struct LockArgs {
 }
 
 impl HoldArgs {
-    /// The job that waits for the whole lock for as long as it takes.
+    /// A job that takes the exclusive lock and waits for it without a limit.
     pub(crate) fn job(
         self,
         name: &str,
@@ -103,15 +103,15 @@ impl LockArgs {
     }
 }
 
-/// Of `run`, which is an agent.
+/// Options of `run`, which is an agent.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AgentArgs {
-    /// Look for a deadlock after so long a wait, or `off`: inside another palisade, whose lock this
-    /// one may wait for in a circle [default: 2s]
+    /// Inside another palisade: look for a deadlock after waiting this long, or `off` for never
+    /// [default: 2s]
     #[arg(long, value_name = "DURATION", value_parser = parse_deadlock_after)]
     deadlock_after: Option<DeadlockAfter>,
-    /// Give way in a likely deadlock, with exit code 75: a circle through the palisade that runs
-    /// this one, which can't be sure whether that one waits for it
+    /// Inside another palisade: give way in a likely deadlock, with exit code 75. It is a cycle
+    /// through the outer palisade, which may or may not wait for this one
     #[arg(long)]
     nested: bool,
 }

@@ -1,9 +1,9 @@
 //! The `palisade` command.
 //!
-//! It reads the arguments, runs one verb, and ends with the exit code that [`exit::code`] finds for
-//! the verdict: nowhere else is an exit code chosen. Nothing is opened or started before a verb
-//! asks for it, because a lock that guards a short command is mostly start-up time, and because a
-//! guardian can only be forked while there is no other thread.
+//! It parses the arguments, runs one verb, and ends with the exit code that [`exit::code`] gives
+//! for the verdict; no other code chooses one. Nothing is opened or started before a verb needs it:
+//! with a short command most of the time is start-up, and a guardian can only be forked while there
+//! is no other thread.
 
 mod abilities;
 mod args;
@@ -36,8 +36,8 @@ use args::Args;
 use exit::{Failure, Verdict};
 use print::Printer;
 
-/// How many files a verb opens at the most, with room to spare. Less is refused at the start:
-/// what runs out of them half-way fails in ways that are harder to understand.
+/// The most files that a verb opens, with some reserve. A lower limit is refused at the start:
+/// running out of files half-way gives errors that are harder to understand.
 const FILES: usize = 24;
 
 fn main() -> ExitCode {
@@ -65,20 +65,20 @@ fn enough_files(files: usize) -> Result<(), Failure> {
     })
 }
 
-/// Does `work` on a runtime of one thread.
+/// Runs `work` on a single-threaded runtime.
 fn on_runtime(work: impl Future<Output = Verdict>) -> Verdict {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::Start(format!("can't start: {error}")))?;
     let verdict = runtime.block_on(work);
-    // Blocking work that is still under way must not hold back the end.
+    // Blocking work that still runs must not delay the exit.
     runtime.shutdown_background();
     verdict
 }
 
 fn finish(mut verdict: Verdict, printer: Printer) -> ExitCode {
-    // Help and version are answers, and fail as answers do.
+    // Help and version are output, and fail as other output does.
     if let Err(Failure::Arguments(text)) = &verdict
         && !text.use_stderr()
         && let Err(error) = print::help(text)

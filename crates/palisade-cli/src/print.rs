@@ -1,8 +1,8 @@
-//! `Printer`: everything that palisade itself says, as text or as JSON.
+//! `Printer`: palisade's own output, as text or as JSON.
 //!
-//! Documents go to stdout and may fail with it; notes, events and errors go to stderr, and a
-//! stderr that can't be written is no reason to fail. Nothing here panics on a closed pipe.
-//! Colours are for a terminal that wants them: not when piped, not with `NO_COLOR`.
+//! Documents go to stdout, and a failed write is an error. Notes, events and errors go to stderr,
+//! where a failed write is ignored. Nothing here panics on a closed pipe. Colours are only for a
+//! terminal, and not with `NO_COLOR`.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::json;
 use crate::table::{self, Layout};
 use crate::view::{ClaimView, LineView, brief, shorten, shown};
 
-/// Says things as text or as JSON.
+/// Prints text or JSON.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Printer {
     pub(crate) json: bool,
@@ -28,7 +28,7 @@ const WAITER: Style = Style::new().dimmed();
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 
 impl Printer {
-    /// The answer to a question: `document` as JSON, or what `text` makes of it.
+    /// Prints a document: as JSON, or as the text that `text` returns.
     pub(crate) fn answer<T: Serialize>(
         self,
         document: &T,
@@ -43,7 +43,7 @@ impl Printer {
         out.flush()
     }
 
-    /// The same for a question that can be answered by "no", which is exit code 1.
+    /// The same for a question whose answer may be "no", which is exit code 1.
     pub(crate) fn reply<T: Serialize>(
         self,
         document: &T,
@@ -54,7 +54,7 @@ impl Printer {
         Ok(if yes { Outcome::Done } else { Outcome::No })
     }
 
-    /// Something that happened, on stderr: as a JSON line, or as what `text` makes of it.
+    /// Prints an event on stderr: as a JSON line, or as the text that `text` returns.
     pub(crate) fn event(self, event: serde_json::Value, text: impl FnOnce() -> Option<String>) {
         let line = if self.json {
             json::line(&event).ok()
@@ -99,13 +99,13 @@ pub(crate) fn help(text: &clap::Error) -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// How many columns the terminal has that stdout is, if it is one.
+/// The width of the terminal, if stdout is one.
 pub(crate) fn width() -> Option<usize> {
     if !io::stdout().is_terminal() {
         return None;
     }
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
-    // One that does not know its own size says 0.
+    // A terminal that does not know its size reports 0.
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 
-/// What tells a process from others with the same number, before or after it, and from its forks.
+/// What distinguishes a process from others that had or will have its pid, and from its forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -13,7 +13,7 @@ pub(crate) struct Process {
     pub(crate) group: i32,
     /// When it was started, in ticks since the boot.
     pub(crate) born: u64,
-    /// Where its stack starts: somewhere else for each program that is executed.
+    /// The start of its stack, which differs for each `exec`.
     pub(crate) stack: u64,
 }
 
@@ -34,7 +34,7 @@ impl Process {
         })
     }
 
-    /// Whether it is gone but for its status.
+    /// Whether it is a zombie.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
@@ -44,8 +44,8 @@ impl Process {
     }
 }
 
-/// The fields behind the name, which is in parentheses and may have anything in it: the first of
-/// them is the state, the third field of proc(5).
+/// The fields after the name, which is in parentheses and may contain anything. The first of them
+/// is the state, the third field of proc(5).
 pub(crate) fn stat(pid: impl Display) -> Option<Vec<String>> {
     fields(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }

@@ -1,7 +1,7 @@
-//! The signals that palisade listens to: those that it passes on, and those of job control.
+//! The signals that palisade handles: those that it passes on, and those of job control.
 //!
-//! A signal that was ignored when palisade was started stays ignored, for the child too: that is
-//! what `nohup` means.
+//! A signal that was ignored when palisade was started stays ignored, for the child too, as `nohup`
+//! requires.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -12,8 +12,8 @@ use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 use crate::exit::{Failure, refused};
 use crate::{sys, terminal};
 
-/// What ends a process that does not listen to it, when a person or a supervisor asks. A command
-/// may have another use for each of them.
+/// Signals that end a process by default, sent by a person or a supervisor. A command may handle
+/// each of them differently.
 const ENDING: [Signal; 6] = [
     Signal::INT,
     Signal::TERM,
@@ -23,14 +23,14 @@ const ENDING: [Signal; 6] = [
     Signal::USR2,
 ];
 
-/// Those that palisade is to hear of: not the ones that were ignored when it was started.
+/// Those that palisade handles: not the ones that were ignored when it was started.
 pub(crate) fn endings() -> impl Iterator<Item = Signal> {
     ENDING
         .into_iter()
         .filter(|signal| !sys::is_ignored(*signal))
 }
 
-/// Signals that ask palisade to end. One that came is never lost.
+/// Signals that ask palisade to end. None is lost.
 pub(crate) struct Endings(Vec<(Signal, Stream)>);
 
 impl Endings {
@@ -54,7 +54,7 @@ impl Endings {
     }
 }
 
-/// What can happen to palisade while a child of its runs.
+/// What can happen to palisade while a child runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     /// To be passed on to the child.
@@ -63,8 +63,8 @@ pub(crate) enum Event {
     Stop,
     /// We were resumed.
     Resumed,
-    /// The terminal that we are in the foreground of has another size. A child in the foreground
-    /// hears of that itself, and then we do not.
+    /// The size of the terminal has changed while we are in its foreground. The kernel signals only
+    /// the foreground group: the child or us.
     Resized,
 }
 
@@ -87,7 +87,7 @@ impl Signals {
         })
     }
 
-    /// The next signal that asks us to end, while no child is there to be stopped with us.
+    /// The next signal that asks us to end, while no child runs.
     pub(crate) async fn ending(&mut self) -> Signal {
         loop {
             match self.next().await {

@@ -1,9 +1,9 @@
-//! Looks after a child while a lock is held: tells its guardian how long the lock is held, passes
-//! signals on, and learns how the child ended.
+//! Supervises a child while a lock is held: sends each new deadline to its guardian, passes signals
+//! on, and learns how the child ended.
 //!
-//! The guardian ends the child, by what it was told here; only a guardian that does not is
-//! replaced. Invariant: the child has ended, or was killed with all that it started, when
-//! [`supervise`] returns.
+//! The guardian ends the child by that deadline; palisade does so only if the guardian fails to.
+//! Invariant: the child has ended, or was killed with all that it started, when [`supervise`]
+//! returns.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use crate::exit::Failure;
 use crate::guardian::KILL_LEAD;
 use crate::signals::{Event, Signals};
 
-/// The lease is measured with a clock that runs on while the machine sleeps, timers with one that
-/// does not: looking this often bounds what a nap can hide, at four wake-ups a second.
+/// Leases are measured with a clock that keeps running during suspend, timers with one that does
+/// not. Polling this often bounds how late an expiry is seen after a resume, at four wake-ups a
+/// second.
 const RECHECK: Duration = Duration::from_millis(250);
 
-/// A renewal that came later than this before the guardian acts may not reach it in time.
+/// A renewal that comes less than this before the guardian acts may not reach it in time.
 const LAST_LOOK: Duration = Duration::from_millis(10);
 
-/// What a child is run under: a lock, or a message.
+/// What a child runs under: a lock, or a message.
 pub(crate) trait Held {
     /// Until when it is held without a further renewal.
     fn deadline(&self) -> BootTime;
@@ -85,10 +86,10 @@ pub(crate) enum End {
     Lost(LossReason),
 }
 
-/// Looks after `child` until it has ended.
+/// Supervises `child` until it has ended.
 ///
 /// # Errors
-/// When the guardian was killed, and with it all that the child started.
+/// When the guardian was killed; all that the child started was then killed, too.
 pub(crate) async fn supervise(
     mut child: Child<'_>,
     hold: &impl Held,
@@ -108,13 +109,13 @@ pub(crate) async fn supervise(
     child.bury();
     match over {
         Over::Unguarded if hold.is_valid() => Err(unguarded()),
-        // The guardian acts before the hold is lost, and a renewal may still have come through.
+        // The guardian acts before the hold is lost, so a renewal may still have succeeded.
         Over::Killed if hold.is_valid() => Ok(End::Lost(LossReason::Expired)),
         _ => Ok(End::Lost(hold.lost().await.reason)),
     }
 }
 
-/// Why there is nothing to look after any more.
+/// Why the supervision has ended.
 enum Over {
     Ended(u8),
     Killed,
@@ -129,7 +130,8 @@ async fn until_over(
 ) -> Over {
     let mut told = hold.deadline();
     let mut lost = pin!(hold.lost());
-    // Once the lock is lost: when the guardian should have killed all, half of its lead ago.
+    // Once the lock is lost: the time by which the guardian must have killed everything, plus half
+    // of its lead.
     let mut patience = BootTime::NEVER;
     loop {
         let next_look = match patience {
@@ -139,7 +141,7 @@ async fn until_over(
         tokio::select! {
             biased;
             loss = &mut lost, if patience == BootTime::NEVER => {
-                // If it was taken away somebody else may hold the lock already.
+                // If it was taken away, another may hold the lock already.
                 let by = match loss.reason {
                     LossReason::Expired | LossReason::Evicted => loss.lease_ends,
                     _ => BootTime::PAST,
@@ -175,7 +177,7 @@ async fn until_over(
                     return Over::Unguarded;
                 }
                 let deadline = hold.deadline();
-                // A loss moves it to the past: the next round hears of it.
+                // A loss moves the deadline to the past, which the next iteration sees.
                 if deadline > told {
                     told = deadline;
                     child.renewed(deadline);

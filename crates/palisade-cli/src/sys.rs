@@ -37,8 +37,8 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
 /// Whether SIGXFSZ is ignored by our own choice.
 static XFSZ_IS_OURS: AtomicBool = AtomicBool::new(false);
 
-/// Has a write beyond the limit on the size of files (`ulimit -f`) fail instead of ending this
-/// process. The command gets the signal as it was.
+/// Makes a write beyond the limit on the size of files (`ulimit -f`) fail instead of ending this
+/// process. The command gets the original disposition of the signal.
 pub(crate) fn ignore_file_size_signal() {
     if !is_ignored(Signal::XFSZ) {
         // SAFETY: to ignore a signal runs no code of ours.
@@ -47,10 +47,10 @@ pub(crate) fn ignore_file_size_signal() {
     }
 }
 
-/// Whether this process may open so many files more.
+/// Checks that this process may open this many more files.
 ///
 /// # Errors
-/// Why it may not.
+/// The reason why it may not.
 pub(crate) fn can_open(files: usize) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let first = rustix::fs::open("/", flags, Mode::empty())?;
@@ -58,8 +58,8 @@ pub(crate) fn can_open(files: usize) -> io::Result<()> {
     more.collect::<io::Result<Vec<_>>>().map(drop)
 }
 
-/// Runs `action` with SIGTTOU blocked on this thread: a process in the background that takes the
-/// terminal back would be stopped by it.
+/// Runs `action` with SIGTTOU blocked on this thread: it would stop a background process that
+/// takes the terminal back.
 pub(crate) fn without_ttou<T>(action: impl FnOnce() -> T) -> T {
     let mut block = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -78,8 +78,8 @@ pub(crate) fn without_ttou<T>(action: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Runs `action` with SIGTSTP doing what it does by default, then puts its handler back. The
-/// kernel knows when stopping by default must not happen: nobody would be there to resume us.
+/// Runs `action` with the default action of SIGTSTP, then restores its handler. By default the
+/// kernel does not stop a process in an orphaned group, which nobody could resume.
 pub(crate) fn with_default_tstp<T>(action: impl FnOnce() -> T) -> T {
     let mut default = MaybeUninit::<libc::sigaction>::zeroed();
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
@@ -98,8 +98,8 @@ pub(crate) fn with_default_tstp<T>(action: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Signals that wait to be asked for, on this thread and those that it starts, until this is
-/// dropped.
+/// Signals that are blocked, and taken on request, on this thread and those that it starts, until
+/// this is dropped.
 pub(crate) struct Withheld {
     which: libc::sigset_t,
     before: Mask,
@@ -118,7 +118,7 @@ impl Mask {
 }
 
 impl Withheld {
-    /// Withholds these signals. One that is ignored does not belong here: it would be kept too.
+    /// Blocks these signals. Don't pass ignored ones: a blocked signal is queued even if ignored.
     pub(crate) fn these(signals: impl IntoIterator<Item = Signal>) -> Self {
         let mut which = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: `sigemptyset` initialises the set that `sigaddset` changes, and both outlive it.
@@ -132,7 +132,7 @@ impl Withheld {
         Self::block(which)
     }
 
-    /// Withholds all signals that can be.
+    /// Blocks all signals that can be blocked.
     fn all() -> Self {
         let mut which = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: `sigfillset` initialises the set, which outlives the call.
@@ -179,13 +179,13 @@ impl Drop for Withheld {
     }
 }
 
-/// Has the kernel keep ended children for us, also if we were started without that.
+/// Makes the kernel keep the status of ended children, even if SIGCHLD was ignored at our start.
 pub(crate) fn default_child_signal() {
     // SAFETY: the default action runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// A file that is readable while `signal`, which must be blocked, waits to be taken.
+/// A file that is readable while `signal`, which must be blocked, is pending.
 pub(crate) fn signal_fd(signal: Signal) -> io::Result<OwnedFd> {
     let mut which = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: `sigemptyset` initialises the set, which outlives the calls; the descriptor is new
@@ -201,23 +201,23 @@ pub(crate) fn signal_fd(signal: Signal) -> io::Result<OwnedFd> {
     }
 }
 
-/// Has the runtime say when `file` is readable.
+/// Registers `file` with the runtime for readability.
 pub(crate) fn watch(file: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is its owner's until that is dropped, and always the same.
     unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// Forks a process that does `work` with all signals blocked, and then ends.
+/// Forks a process that runs `work` with all signals blocked, and then ends.
 ///
 /// # Errors
 /// When there is another thread, or the system refuses.
 pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
-    // A folder has a link for each folder in it, and two of its own. Where there is no `/proc` the
-    // caller's word must do.
+    // A directory has two links and one more for each subdirectory, so this counts the threads.
+    // Without `/proc` the caller is trusted.
     if rustix::fs::stat("/proc/self/task").is_ok_and(|tasks| tasks.st_nlink != 3) {
         return Err(io::Error::other("there is another thread"));
     }
-    // Before the fork, so that no signal to our group finds the new process unprepared.
+    // Blocked before the fork, so that no signal to our group hits the new process unprepared.
     let withheld = Withheld::all();
     // SAFETY: there is no other thread, so that the new process finds no lock taken and no value
     // half changed: it may run any code. It never returns from here, and so it drops nothing that
@@ -226,7 +226,7 @@ pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             std::mem::forget(withheld);
-            // A panic must not unwind into the code that is the parent's.
+            // A panic must not unwind into the parent's code.
             let _ = catch_unwind(AssertUnwindSafe(work));
             // SAFETY: it ends the process, without what the parent had planned for its own end.
             unsafe { libc::_exit(0) }
@@ -235,15 +235,15 @@ pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
     }
 }
 
-/// Has the command start with the signals of `mask` blocked, in the foreground of `terminal`, and
-/// the kernel kill it when this process ends before it. All signals must be blocked here, and the
-/// command must be made to lead a process group.
+/// Makes the command start with the signals of `mask` blocked and in the foreground of `terminal`,
+/// and makes the kernel kill it if this process ends before it. All signals must be blocked here,
+/// and the command must lead a process group.
 pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>) {
     let parent = getpid();
     let arm = move || {
         if let Some(terminal) = &terminal {
-            // From the background, which SIGTTOU would forbid if it were not blocked. One that
-            // is gone is given to nobody.
+            // Called from the background: SIGTTOU would stop us if it were not blocked. A terminal
+            // that is gone is ignored.
             let _ = tcsetpgrp(terminal, getpid());
         }
         if XFSZ_IS_OURS.load(Ordering::Relaxed) {
@@ -252,7 +252,7 @@ pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>)
         }
         mask.set();
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have died before: nobody would be killed then.
+        // If the parent died before this call, the kernel would never kill the command.
         if getppid() == Some(parent) {
             Ok(())
         } else {
@@ -263,11 +263,11 @@ pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>)
     unsafe { command.pre_exec(arm) };
 }
 
-/// Closes the files that this process was given at its start, for the command to have: they are
-/// the ones that an `exec` does not close. The standard ones become `/dev/null`.
+/// Closes the files that this process inherited for the command: those that an `exec` does not
+/// close. The standard streams become `/dev/null`.
 pub(crate) fn let_go_of_inherited_files() {
     if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-        // Fails only for want of memory; the files stay open then.
+        // Fails only without memory; the files then stay open.
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
         let _ = rustix::stdio::dup2_stderr(&null);

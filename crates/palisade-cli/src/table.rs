@@ -1,4 +1,4 @@
-//! Text in columns: how wide it is on a terminal, what fits there, and rows that line up.
+//! Text in aligned columns, fitted to the width of a terminal.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -7,18 +7,18 @@ const GAP: usize = 2;
 
 /// How a table is laid out. Columns go by their numbers.
 pub(crate) struct Layout {
-    /// What a narrow terminal goes without, the first one first.
+    /// Columns to omit on a narrow terminal, in this order.
     pub(crate) less: &'static [usize],
-    /// Two that are clipped when nothing else can go.
+    /// Two columns that are clipped if nothing else can be omitted.
     pub(crate) long: [usize; 2],
-    /// How far these are clipped before another column goes.
+    /// The width that these are clipped to before another column is omitted.
     pub(crate) shortest: usize,
-    /// Numbers, which stand at the right.
+    /// Columns of numbers, which are aligned to the right.
     pub(crate) right: &'static [usize],
 }
 
 /// `cells`, with the header first, as rows of at most `width` columns. Only the long columns are
-/// clipped, with a sign; any other is shown whole or not at all.
+/// clipped, with `…`; any other is shown whole or not at all.
 pub(crate) fn rows<const N: usize>(
     mut cells: Vec<[String; N]>,
     layout: &Layout,
@@ -77,7 +77,7 @@ pub(crate) fn columns(text: &str) -> usize {
     text.width()
 }
 
-/// As much of a text as fits, with a sign if that is not all.
+/// As much of a text as fits, with `…` if it was cut.
 pub(crate) fn clip(text: &str, width: usize) -> String {
     if columns(text) <= width {
         return text.to_owned();

@@ -1,9 +1,9 @@
-//! `Terminal`: which process group the terminal listens to while a child runs.
+//! `Terminal`: which process group is in the foreground of the terminal while a child runs.
 //!
-//! The child has a process group of its own, so that a signal reaches all of it; a group in the
-//! background is stopped when it reads the terminal. So the child takes the terminal at its start
-//! when both ends of it are the terminal, and otherwise (another part of a pipeline, a pager say,
-//! may need it) as soon as it is stopped for want of it. Whoever gives it takes it back.
+//! The child has its own process group, so that a signal reaches all of it. A background group is
+//! stopped when it reads the terminal. If stdin and stdout are the terminal, the child therefore
+//! takes it at its start. Otherwise another part of a pipeline, such as a pager, may need it, and
+//! the child gets it only when it is stopped for want of it. palisade takes the terminal back.
 
 use std::fs::{File, OpenOptions};
 use std::io::IsTerminal;
@@ -18,15 +18,15 @@ use crate::sys;
 #[derive(Default)]
 pub(crate) struct Terminal {
     tty: Option<File>,
-    /// Whether the child's group has it from us.
+    /// Whether we gave it to the child's group.
     given: bool,
-    /// Its modes from before.
+    /// Its modes before that.
     modes: Option<Termios>,
 }
 
 impl Terminal {
-    /// Whether a child that is about to be started is to take the terminal, because it is ours
-    /// and nobody else can need it. It counts as given then.
+    /// Whether a child that is about to start is to take the terminal, because it is ours and no
+    /// other process can need it. It then counts as given.
     pub(crate) fn offer(&mut self) -> bool {
         if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
             self.given = self.is_ours();
@@ -45,7 +45,7 @@ impl Terminal {
         false
     }
 
-    /// Whether it is ours to give. Its modes are remembered then.
+    /// Whether it is ours to give. If so, its modes are saved.
     pub(crate) fn is_ours(&mut self) -> bool {
         self.exists();
         let tty = self.tty.as_ref();
@@ -70,13 +70,13 @@ impl Terminal {
             return false;
         }
         if let Some(tty) = &self.tty {
-            // Fails only if the terminal is gone, and then there is nothing to take.
+            // Fails only if the terminal is gone.
             let _ = sys::without_ttou(|| tcsetpgrp(tty, getpgrp()));
         }
         true
     }
 
-    /// Takes the terminal back from a child that was killed and could not tidy up.
+    /// Takes the terminal back from a child that was killed and could not restore its modes.
     pub(crate) fn take_back_and_tidy(&mut self) {
         if let (true, Some(tty), Some(modes)) = (self.take_back(), &self.tty, &self.modes) {
             let _ = sys::without_ttou(|| tcsetattr(tty, OptionalActions::Now, modes));
@@ -93,14 +93,13 @@ pub(crate) fn open() -> Option<File> {
 
 /// Whom to stop.
 pub(crate) enum Stop {
-    /// This process: the others of its group were told as we were.
+    /// This process only: the others of its group got the same signal.
     Us,
     /// All of our process group, as the terminal would have done.
     OurGroup,
 }
 
-/// Stops as a shell expects it, and returns when resumed, or at once when there is no shell that
-/// could resume us.
+/// Stops as a shell expects, and returns when resumed, or at once if no shell could resume us.
 pub(crate) fn stop(whom: Stop) {
     sys::with_default_tstp(|| {
         // A signal to oneself is delivered before the call returns.

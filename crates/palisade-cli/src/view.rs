@@ -1,5 +1,5 @@
-//! Lines and claims as people and programs see them. The field names are the command's contract;
-//! `token` is text because it may exceed what a double holds.
+//! Lines and claims as they are printed, as text and as JSON. The field names are the command's
+//! contract; `token` is a string because it may exceed the precision of a double.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -37,7 +37,7 @@ pub(crate) struct ClaimView {
     pub(crate) expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) position: Option<usize>,
-    /// When it asked, for its age.
+    /// When the claim was made, for its age.
     #[serde(skip)]
     pub(crate) asked: Option<SystemTime>,
     /// Whether an operator has asked it to let go.
@@ -46,7 +46,7 @@ pub(crate) struct ClaimView {
 }
 
 impl LineView {
-    /// A line that nobody is in.
+    /// An empty line.
     pub(crate) fn empty(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -57,7 +57,7 @@ impl LineView {
         }
     }
 
-    /// What the engine reports, with tokens as users know them.
+    /// The engine's report, with the era added to tokens.
     pub(crate) fn new(report: LineReport, client: &Client) -> Result<Self, Failure> {
         let capacity = report.capacity.unwrap_or(1);
         let view = |claim, position| ClaimView::new(claim, capacity, position, client);
@@ -81,7 +81,7 @@ impl LineView {
         self.holders.iter().chain(&self.waiters)
     }
 
-    /// The same without what changes by itself.
+    /// The same without the values that change with time alone.
     pub(crate) fn lasting(&self) -> Self {
         let mut lasting = self.clone();
         for claim in lasting.holders.iter_mut().chain(&mut lasting.waiters) {
@@ -117,7 +117,7 @@ impl ClaimView {
 
     /// A claim of which only the owner is known.
     pub(crate) fn of_owner(owner: Option<&Owner>) -> Self {
-        // A later year than 9999 has no RFC 3339 form.
+        // RFC 3339 has no form for years after 9999.
         let asked = owner.filter(|owner| owner.since < 253_402_300_800_000);
         let asked = asked.map(|owner| UNIX_EPOCH + Duration::from_millis(owner.since));
         let part = |part: fn(&Owner) -> &str| owner.map(|owner| part(owner).to_owned());
@@ -138,14 +138,14 @@ impl ClaimView {
         }
     }
 
-    /// How long ago it asked, in whole seconds.
+    /// How long ago the claim was made, in whole seconds.
     pub(crate) fn age(&self) -> Option<Duration> {
         let age = self.asked?.elapsed().unwrap_or_default();
         Some(Duration::from_secs(age.as_secs()))
     }
 }
 
-/// `owner on host (pid 7) since 2026-01-01T00:00:00Z (5s)`, as far as it is known.
+/// `owner on host pid 7 since 2026-01-01T00:00:00Z (5s)`, as far as known.
 impl fmt::Display for ClaimView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(owner) = &self.owner else {
@@ -173,8 +173,8 @@ impl fmt::Display for ClaimView {
     }
 }
 
-/// Whether a character could steer the terminal, change the order in which text is shown, or not
-/// be seen at all: controls, the format characters (Cf) and the separators of lines.
+/// Whether a character could control the terminal, reorder text or be invisible: control
+/// characters, format characters (Cf) and line separators.
 pub(crate) fn misleads(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -186,7 +186,7 @@ pub(crate) fn misleads(c: char) -> bool {
             | '\u{e0020}'..='\u{e007f}')
 }
 
-/// The longest word that is repeated: longer than any name.
+/// The longest word that a message repeats in full: longer than any name.
 const LONGEST_WORD: usize = 300;
 
 /// The same text with its longest words cut short: a path of many kilobytes helps nobody.
@@ -231,7 +231,8 @@ pub(crate) fn brief(time: Duration) -> String {
     parts.join(" ")
 }
 
-/// Text of others as it may be shown: what could steer the terminal or mislead is written out.
+/// Foreign text made safe to print: characters that could control the terminal or mislead are
+/// escaped.
 pub(crate) fn shown(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,5 +1,5 @@
-//! `Worker`: this command again, as a process that is told what to do by lines on its stdin and
-//! answers by lines on its stdout: a waiter of `bench`, a depositor of `demo`.
+//! `Worker`: this command as a child process that gets orders as lines on its stdin and answers
+//! with lines on its stdout: a waiter of `bench`, a depositor of `demo`.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::exit::{Failure, refused};
 
-/// No answer takes this long; a worker that says nothing meanwhile has failed.
+/// No answer takes this long: a worker that is silent for this time has failed.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Killed when it is dropped, also while it is stopped.
+/// A worker. It is killed when this is dropped, even if it is stopped.
 pub(crate) struct Worker {
     child: Child,
     stdin: ChildStdin,
@@ -63,7 +63,7 @@ impl Worker {
         sent.map_err(|error| refused("can't signal a worker")(error.into()))
     }
 
-    /// Closes its stdin; says whether it ended well within this time.
+    /// Closes its stdin; returns whether it ended successfully within this time.
     pub(crate) async fn end(mut self, within: Duration) -> bool {
         drop(self.stdin);
         let ended = tokio::time::timeout(within, self.child.wait()).await;
@@ -71,8 +71,8 @@ impl Worker {
     }
 }
 
-/// Has the kernel kill this worker when whoever started it ends: one that is stopped, or in the
-/// middle of its work, would outlive it.
+/// Makes the kernel kill this worker when its parent ends: a stopped or busy worker would outlive
+/// it.
 pub(crate) fn tie_to_parent() -> Result<(), Failure> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| refused("can't tie a worker to its parent")(error.into()))

@@ -1,8 +1,8 @@
 //! `Access`: who may do what. Deny by default.
 //!
-//! Principals are known by the SHA-256 of a 256-bit token, compared in constant time. Prefixes
-//! end in `/`, so that `billing/` can't be taken for `billing-x`; the empty prefix is everything.
-//! The file is read again when it changes; a broken one is refused and the old one stays.
+//! Principals are identified by the SHA-256 of a 256-bit token, compared in constant time. Prefixes
+//! end in `/`, so that `billing/` does not match `billing-x`; the empty prefix matches everything.
+//! The file is read again when it changes; an invalid one is refused and the old one stays.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
-/// Somebody with rights.
+/// A client with rights.
 #[derive(Debug)]
 pub(crate) struct Principal {
     pub(crate) name: String,
@@ -27,7 +27,7 @@ pub(crate) struct Principal {
 }
 
 impl Principal {
-    /// Who may do everything: this user, where no access file says otherwise.
+    /// The principal that may do everything: this user, if there is no access file.
     fn local(token: Option<[u8; 32]>) -> Self {
         let all = || vec![String::new()];
         Self {
@@ -43,7 +43,7 @@ impl Principal {
         covered(&self.uses, name)
     }
 
-    /// What one may use or operate on can be seen too.
+    /// The rights to use and to operate include the right to see.
     pub(crate) fn may_see(&self, name: &str) -> bool {
         covered(&self.sees, name) || self.may_use(name) || self.may_operate(name)
     }
@@ -52,7 +52,7 @@ impl Principal {
         covered(&self.operates, name)
     }
 
-    /// Whether there is anything that it may see.
+    /// Whether it may see anything.
     pub(crate) fn sees_anything(&self) -> bool {
         !self.visible().is_empty()
     }
@@ -67,7 +67,7 @@ impl Principal {
         all
     }
 
-    /// What it may do, for itself to read.
+    /// Its rights, as it may read them.
     pub(crate) fn rights(&self) -> Value {
         json!({
             "name": self.name,
@@ -102,7 +102,7 @@ enum Rule {
     },
 }
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Access(Rule);
 
@@ -116,7 +116,7 @@ impl Access {
         })
     }
 
-    /// As the file says.
+    /// The access of a file.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when it can't be used.
@@ -129,7 +129,7 @@ impl Access {
         }))
     }
 
-    /// Who asks; `None` when nobody who is known.
+    /// The principal of a request; `None` if it is unknown.
     pub(crate) fn principal(&self, door: Door, token: Option<&str>) -> Option<Arc<Principal>> {
         match &self.0 {
             Rule::Local { user, open } => {
@@ -141,7 +141,7 @@ impl Access {
         }
     }
 
-    /// Reads the file again if it has changed. Says what became of it, if anything did.
+    /// Reads the file again if it has changed. Returns the result, if it was read.
     pub(crate) fn refresh(&self) -> Option<Result<usize>> {
         let Rule::File { path, read: known } = &self.0 else {
             return None;
@@ -160,7 +160,7 @@ impl Access {
     }
 }
 
-/// Compares with every principal, so that the time says nothing.
+/// Compares with every principal, so that the time reveals nothing.
 fn find(principals: &[Arc<Principal>], token: Option<&str>) -> Option<Arc<Principal>> {
     let hashed = hash(token?);
     let mut found = None;
@@ -203,14 +203,14 @@ pub(crate) fn secret() -> String {
     hex(&rand::random::<[u8; 32]>())
 }
 
-/// A fresh token, and what the access file has of it.
+/// A fresh token, and its hash for the access file.
 pub fn new_token() -> (String, String) {
     let token = secret();
     let hashed = hex(&hash(&token));
     (token, hashed)
 }
 
-/// What tells one version of a file from another.
+/// What distinguishes one version of a file from another.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen(Option<(u64, u64, i64, i64)>);
 
@@ -250,7 +250,7 @@ fn read(path: &Path) -> Result<Vec<Arc<Principal>>> {
         Error::new(ErrorKind::Config, "serve", message)
     };
     let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    // What the parser says may repeat a line of the file, and with it a token in the wrong place.
+    // The parser's message may repeat a line of the file, and with it a misplaced token.
     let file: File = toml::from_str(&text).map_err(|error| {
         let at = error
             .span()

@@ -15,7 +15,7 @@ use crate::problem::Problem;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) enum Answer {
     Document(StatusCode, Value),
     Other(Response<Body>),
@@ -41,7 +41,7 @@ impl Answer {
             Self::Other(response) => response,
             Self::Document(status, document) => {
                 let mut text = document.to_string().into_bytes();
-                // For people with curl.
+                // A final newline, for curl in a terminal.
                 text.push(b'\n');
                 made(status, "application/json", text)
             }
@@ -51,7 +51,7 @@ impl Answer {
         headers.insert(CACHE_CONTROL, fixed("no-store"));
         headers.insert("x-content-type-options", fixed("nosniff"));
         headers.insert("x-frame-options", fixed("DENY"));
-        // A page has one of its own.
+        // The dashboard's files have their own policy.
         let policy = "default-src 'none'; frame-ancestors 'none'";
         let policed = headers.entry("content-security-policy");
         policed.or_insert(fixed(policy));

@@ -1,10 +1,10 @@
-//! `Audit`: who did what that others may ask about later, as lines of JSON.
+//! `Audit`: security-relevant events, as lines of JSON.
 //!
-//! Evictions, refusals, ended sessions and changes of the access file. A line never holds a token,
-//! a session's secret, a query or a body.
+//! Evictions, refusals, ended sessions and changes of the access file. A line never contains a
+//! token, a session's secret, a query or a body.
 //!
-//! A thread writes, so that a reader of stderr who does not read stops nobody; where it can't keep
-//! up, or refusals come in masses, lines are left out and counted.
+//! A thread writes, so that a reader of stderr that does not read blocks no request. If it can't
+//! keep up, or there are too many refusals, lines are dropped and counted.
 
 use std::fmt;
 use std::io::Write;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 /// How many lines may wait to be written.
 const QUEUE: usize = 4096;
-/// How many refusals a second are told: whoever has no token can make many.
+/// How many refusals a second are written: a client without a token can cause any number.
 const REFUSALS: u32 = 50;
 
 /// Where audit events go.
@@ -29,13 +29,13 @@ pub struct Audit(Arc<Inner>);
 struct Inner {
     lines: SyncSender<Line>,
     left_out: AtomicU64,
-    /// The second that is counted, and how many refusals were in it.
+    /// The current second, and the number of refusals in it.
     refusals: Mutex<(BootTime, u32)>,
 }
 
 enum Line {
     Event(String),
-    /// Answered when all before it is written.
+    /// Answered when everything before it is written.
     Flush(SyncSender<()>),
 }
 
@@ -43,7 +43,7 @@ impl Audit {
     /// Writes a line for each event to `out`.
     pub fn to(out: impl Write + Send + 'static) -> Self {
         let (lines, receive) = sync_channel(QUEUE);
-        // Without the thread, events are left out and counted.
+        // Without the thread, events are dropped and counted.
         let _ = std::thread::Builder::new()
             .name("palisade-audit".into())
             .spawn(move || write(out, &receive));
@@ -76,7 +76,7 @@ impl Audit {
         }
     }
 
-    /// Tells of a refusal, unless there were too many of them this second.
+    /// Writes a refusal, unless there were too many of them this second.
     pub(crate) fn refused(&self, details: Value) {
         let few = {
             let (since, count) = &mut *self.0.refusals.lock();
@@ -93,7 +93,7 @@ impl Audit {
         }
     }
 
-    /// Waits until all is written, a second at the longest.
+    /// Waits until everything is written, for at most a second.
     pub(crate) fn flush(&self) {
         let (done, written) = sync_channel(1);
         if self.0.lines.try_send(Line::Flush(done)).is_ok() {
@@ -110,7 +110,7 @@ fn line(event: &str) -> Value {
 fn write(mut out: impl Write, lines: &Receiver<Line>) {
     for line in lines {
         match line {
-            // One that can't be written must not stop what it is about.
+            // A failed write must not block the audited operation.
             Line::Event(line) => drop(writeln!(out, "{line}").and_then(|()| out.flush())),
             Line::Flush(done) => drop(done.send(())),
         }

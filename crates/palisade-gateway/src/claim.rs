@@ -1,12 +1,12 @@
-//! `Claim`: one claim of a session, and the task that has its place.
+//! `Claim`: one claim of a session, and the task that owns its place in the line.
 //!
-//! The task owns the place, so that a request that is dropped changes nothing. It ends the claim
-//! when it is released, when it is lost, and when the last promise to its client has passed.
+//! The task owns the place, so that a dropped request changes nothing. It ends the claim when it is
+//! released, when it is lost, and when the last promise to its client has passed.
 //!
 //! **A promise never outlives what it rests on**: it is the earlier of the engine's deadline for
 //! this claim and the end of the claim's term less a margin, both counted from the arrival of the
-//! request that asks. Whoever ends the claim closes the term first, and a closed term promises
-//! nothing: no answer can be given between the decision and the release.
+//! request that asks. Code that ends the claim closes the term first, and a closed term promises
+//! nothing: no promise can be made between the decision and the release.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::sync::{Notify, oneshot, watch};
 /// Where a claim stands.
 #[derive(Debug, Clone)]
 pub(crate) enum Stage {
-    /// The engine has not answered yet; what it said last.
+    /// The engine has not answered yet; its last error.
     Entering(Option<Error>),
     Waiting,
     Held {
@@ -62,7 +62,7 @@ impl From<&Loss> for Stage {
     }
 }
 
-/// What a request asks of the task. It is answered by a drop when the claim is over.
+/// An order from a request to the task. It is dropped unanswered when the claim is over.
 pub(crate) enum Order {
     Release(oneshot::Sender<Result<(), Error>>),
     /// Its client was not heard of for a ttl.
@@ -72,7 +72,7 @@ pub(crate) enum Order {
     Amend(Amendment, oneshot::Sender<Result<Amended, Error>>),
 }
 
-/// What a client asked for under an id: asking again must be the same.
+/// What a client requested under an id: a retry must request the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) name: Name,
@@ -82,13 +82,13 @@ pub(crate) struct Asked {
     pub(crate) agent: Option<String>,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Claim {
     pub(crate) id: String,
     pub(crate) claim: ClaimId,
     pub(crate) asked: Asked,
     stage: watch::Sender<Stage>,
-    /// Each is of a request that is under way; `None` when the task takes no more.
+    /// Orders of requests in flight; `None` when the task accepts no more.
     orders: Mutex<Option<Vec<Order>>>,
     ordered: Notify,
     term: Mutex<Term>,
@@ -96,11 +96,11 @@ pub(crate) struct Claim {
 
 /// How long a claim lasts.
 struct Term {
-    /// When the gateway lets go of it.
+    /// When the gateway ends the claim.
     until: BootTime,
     /// The last promise to its client.
     promised: BootTime,
-    /// Whether it is being let go of.
+    /// Whether the claim is being ended.
     closed: bool,
     /// Reads the engine's deadline.
     deadline: Option<Box<dyn Fn() -> BootTime + Send + Sync>>,
@@ -109,7 +109,7 @@ struct Term {
 }
 
 impl Claim {
-    /// Starts the task. `told` hears of every change, and at the end that there is no task more.
+    /// Starts the task. `told` is called for every change, and when the task has ended.
     pub(crate) fn start(
         client: &Client,
         (id, claim, asked): (String, ClaimId, Asked),
@@ -149,14 +149,14 @@ impl Claim {
         matches!(*self.stage.borrow(), Stage::Held { .. })
     }
 
-    /// Lets the claim last until then at the least, unless it is being let go of.
+    /// Extends the claim to at least that time, unless it is being ended.
     pub(crate) fn extend(&self, until: BootTime) {
         let mut term = self.term.lock();
         term.until = term.until.max(until);
     }
 
-    /// How long the client may believe in it, counted from `arrival`, with `margin` to the end of
-    /// the claim's own time. From here on the claim is kept for that long.
+    /// Makes a promise: how long the client may rely on the claim, counted from `arrival`, with
+    /// `margin` to the end of the claim's term. The claim is kept for at least that long.
     pub(crate) fn promise(&self, arrival: BootTime, margin: Duration) -> Duration {
         let mut term = self.term.lock();
         let engine = match &term.deadline {
@@ -169,8 +169,8 @@ impl Claim {
         valid
     }
 
-    /// Says that an operator took it away, or asks for it: it is promised no longer. `false` when
-    /// it was over before.
+    /// Records that an operator took it away, or asks for it: no further promise is made. `false`
+    /// if it was over before.
     pub(crate) fn take(&self, over: &Stage) -> bool {
         let taken = self.stage.send_if_modified(|stage| {
             let live = !stage.is_over();
@@ -179,33 +179,33 @@ impl Claim {
             }
             live
         });
-        // After that, so that nobody takes a closed term for the loss of a lease.
+        // Closed after that, so that no request takes a closed term for a lost lease.
         self.close();
         taken
     }
 
-    /// Why the library has lost it, where it has and the task has not told yet.
+    /// Why the library has lost it, if the task has not reported that yet.
     pub(crate) fn loss(&self) -> Option<Stage> {
         let term = self.term.lock();
         let loss = term.loss.as_ref().and_then(|loss| loss());
         loss.map(|loss| Stage::from(&loss))
     }
 
-    /// Takes the place that promises rest on.
+    /// Sets the place that promises rest on.
     fn rests_on(&self, entry: &Entry) {
         let mut term = self.term.lock();
         term.deadline = Some(Box::new(entry.deadline_reader()));
         term.loss = Some(Box::new(entry.loss_reader()));
     }
 
-    /// Promises nothing from now on; says until when the last promise goes.
+    /// Makes no further promise; returns the end of the last one.
     fn close(&self) -> BootTime {
         let mut term = self.term.lock();
         term.closed = true;
         term.promised
     }
 
-    /// Waits until it holds or is over, `until` at the longest.
+    /// Waits until it holds or is over, at most until `until`.
     pub(crate) async fn settled(&self, until: BootTime) -> Stage {
         let mut stage = self.stage.subscribe();
         let settled =
@@ -214,7 +214,7 @@ impl Claim {
         self.stage()
     }
 
-    /// Waits until the engine has answered once, `until` at the longest.
+    /// Waits until the engine has answered once, at most until `until`.
     pub(crate) async fn answered(&self, until: BootTime) -> Stage {
         let mut stage = self.stage.subscribe();
         let answered = stage.wait_for(|stage| !matches!(stage, Stage::Entering(None)));
@@ -229,7 +229,7 @@ impl Claim {
         self.stage()
     }
 
-    /// Gives an order; it is dropped when the claim is over.
+    /// Sends an order; it is dropped if the claim is over.
     pub(crate) fn order(&self, order: Order) {
         if let Some(orders) = &mut *self.orders.lock() {
             orders.push(order);
@@ -237,7 +237,7 @@ impl Claim {
         self.ordered.notify_one();
     }
 
-    /// The next order. Only the task asks for it, so that none is missed.
+    /// The next order. Only the task calls this, so that none is missed.
     async fn next_order(&self) -> Order {
         loop {
             let first = match &mut *self.orders.lock() {
@@ -251,7 +251,7 @@ impl Claim {
         }
     }
 
-    /// Resolves when its time is over, and closes it.
+    /// Resolves when its term is over, and closes it.
     async fn ended(&self) {
         loop {
             let left = {
@@ -268,7 +268,7 @@ impl Claim {
     }
 }
 
-/// What a claim's session is told.
+/// What a claim reports to its session.
 pub(crate) enum Told<'a> {
     Stage(&'a Stage),
     /// The task has ended, and with it the place.
@@ -289,11 +289,11 @@ enum Acquired {
     Over(Stage),
 }
 
-/// What ends a claim that does not hold, and who waits for that.
+/// What ends a claim that does not hold, and the request that waits for that.
 struct Interrupted(Stage, Option<oneshot::Sender<Result<(), Error>>>);
 
-// What a claim does after it has waited is boxed: thousands may wait, and their tasks would all have
-// room for it.
+// The code after the wait is boxed: thousands of claims may wait, and each task would otherwise
+// reserve memory for it.
 impl Task {
     async fn run(mut self, entry: Box<Entry>) {
         let over = match self.acquire(entry).await {
@@ -308,7 +308,7 @@ impl Task {
         if !self.claim.stage.borrow().is_over() {
             self.tell(over.clone());
         }
-        // Whoever still asks for something is answered by the drop.
+        // Orders that are left are answered by their drop.
         drop(self.claim.orders.lock().take());
         (self.told)(&self.claim, Told::Ended(&over));
     }
@@ -356,7 +356,7 @@ impl Task {
                 Ok(Ok(Progress::Busy)) if self.claim.asked.queue == Some(false) => {
                     return Acquired::Over(Stage::Busy);
                 }
-                // An engine without a line to wait in.
+                // An engine without a queue.
                 Ok(Ok(Progress::Busy)) => self.tell(Stage::Waiting),
                 Ok(Err(error)) if error.is_transient() => {
                     if !entered {
@@ -377,7 +377,7 @@ impl Task {
         }
     }
 
-    /// What ends a claim that does not hold: an order, or the end of its time.
+    /// What ends a claim that does not hold: an order, or the end of its term.
     async fn interrupted(&self) -> Interrupted {
         loop {
             let order = tokio::select! {
@@ -389,7 +389,7 @@ impl Task {
                 Order::GiveUp => return Interrupted(Stage::Busy, None),
                 Order::Expire => return Interrupted(not_kept(), None),
                 Order::Release(answer) => return Interrupted(Stage::Released, Some(answer)),
-                // Only what is held can be amended: the drop answers.
+                // Only a held claim can be amended: the drop is the answer.
                 Order::Amend(..) => {}
             }
         }
@@ -428,16 +428,16 @@ impl Task {
         }
     }
 
-    /// What an operator asks for stays in the line until its client has let go, or can't believe
-    /// in it any more: the next may be granted when it leaves.
+    /// An evicted claim stays in the line until its client has released it, or its last promise has
+    /// passed: the next claim may be granted as soon as it leaves.
     async fn lose(&mut self, hold: Hold, loss: &Loss) -> Stage {
         let stage = Stage::from(loss);
         if loss.reason != LossReason::Evicted {
             self.claim.close();
             return stage;
         }
-        // Told first: whoever asks meanwhile must not take it for another loss. What is promised
-        // until the close is kept.
+        // Reported first, so that a concurrent request does not see another kind of loss. Promises
+        // made before the close are kept.
         self.tell(stage.clone());
         let promised = self.claim.close();
         let believed = promised.min(loss.lease_ends);
@@ -453,7 +453,7 @@ impl Task {
                 () = tokio::time::sleep(believed.remaining()) => {}
             }
         }
-        // Says that it was lost, as everyone knows.
+        // The result only says that the claim was lost, which is known.
         let _ = hold.release().await;
         if let Some(answer) = answer {
             let _ = answer.send(Ok(()));
@@ -462,8 +462,8 @@ impl Task {
     }
 }
 
-/// Leaves the line, so that nothing is left behind when it is told; in the background if the
-/// engine does not answer.
+/// Leaves the line, so that nothing is left behind when the end is reported; in the background if
+/// the engine does not answer.
 async fn left(entry: Box<Entry>, Interrupted(stage, answer): Interrupted) -> Acquired {
     let left = entry.leave().await;
     if let Some(answer) = answer {
@@ -472,21 +472,22 @@ async fn left(entry: Box<Entry>, Interrupted(stage, answer): Interrupted) -> Acq
     Acquired::Over(stage)
 }
 
-/// What a claim is when its time is over.
+/// The state of a claim whose term is over.
 fn not_kept() -> Stage {
     Stage::Lost("its client did not keep it alive in time".into())
 }
 
-/// What a hold is after its release.
+/// The state of a hold after its release.
 fn released(released: Result<(), Error>) -> Stage {
     match released {
         Err(error) if error.kind() == ErrorKind::Lost => Stage::Lost(error.message().to_owned()),
-        // Where the engine did not answer it goes on in the background, to the ttl at the longest.
+        // If the engine did not answer, the release continues in the background, at most for the
+        // ttl.
         _ => Stage::Released,
     }
 }
 
-/// Between two tries at an engine that can't be reached or has no line: a few round trips at
-/// first, half a second at the longest.
+/// The pause between two attempts at an engine that can't be reached or has no queue: a few round
+/// trips at first, at most half a second.
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);

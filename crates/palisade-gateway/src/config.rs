@@ -1,4 +1,4 @@
-//! `Config`: where a gateway listens, who may come in, and how much of everything.
+//! `Config`: where a gateway listens, who has access, and the limits.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use opentelemetry::global::BoxedTracer;
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 
-/// How much a principal may have at once.
+/// The limits of each principal.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Sessions.
@@ -30,32 +30,32 @@ impl Default for Limits {
     }
 }
 
-/// Where a gateway listens, who may come in, and how much of everything.
+/// Where a gateway listens, who has access, and the limits.
 #[derive(Debug)]
 pub struct Config {
     /// The port; none without an address.
     pub listen: Option<SocketAddr>,
-    /// The socket; its folder is made with mode 0700.
+    /// The socket; its folder is created with mode 0700.
     pub socket: Option<PathBuf>,
     /// The file of principals. It governs the socket too.
     pub access: Option<PathBuf>,
-    /// The token of the port, where there is no access file.
+    /// The token of the port, if there is no access file.
     pub token: Option<String>,
     /// Certificate chain and key, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Whether TLS and access are seen to by something in front of the gateway.
+    /// Whether a proxy in front of the gateway provides TLS and access control.
     pub insecure: bool,
-    /// What clients call the gateway: what `Host` and `Origin` must be. The first is where a
-    /// session's client is told to ask.
+    /// The URLs that clients use: what `Host` and `Origin` must be. Sessions are told to use the
+    /// first.
     pub public_urls: Vec<String>,
-    /// How long sessions are kept after the end was asked for.
+    /// How long sessions are kept while the gateway drains.
     pub drain: Duration,
-    /// How much a principal may have.
+    /// The limits of each principal.
     pub limits: Limits,
     /// Where audit events go.
     pub audit: Audit,
-    /// What `/metrics` shows.
+    /// The metrics that `/metrics` exports.
     pub metrics: Metrics,
-    /// Who is told of every request, if anybody.
+    /// The tracer for requests, if any.
     pub tracer: Option<BoxedTracer>,
 }

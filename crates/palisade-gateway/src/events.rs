@@ -1,6 +1,6 @@
 //! Server-sent events: a session's own changes, and hints that lines have changed.
 //!
-//! Both are hints: whoever reads them asks for what stands, and a gap is filled by that.
+//! Both are hints: a reader requests the current state, which also fills a gap.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -20,9 +20,9 @@ use crate::answer::Answer;
 use crate::limits::Counted;
 use crate::session::Session;
 
-/// A comment that often keeps whatever is in between from cutting the stream.
+/// A comment this often keeps proxies from cutting the stream.
 const ALIVE: Duration = Duration::from_secs(15);
-/// How many hints one event stands for at the most.
+/// The most hints that one event combines.
 const MOST_AT_ONCE: usize = 64;
 /// At most four hints a second, whatever changes.
 const APART: Duration = Duration::from_millis(250);
@@ -42,7 +42,7 @@ pub(crate) fn of_session(session: &Session, counted: Counted) -> Answer {
     }))
 }
 
-/// That something has changed among lines.
+/// Hints that lines have changed.
 pub(crate) fn of_lines(changes: BoxStream<Result<()>>, counted: Counted) -> Answer {
     let state = (changes, counted);
     streamed(stream::unfold(state, |(mut changes, counted)| async move {
@@ -76,7 +76,7 @@ fn comment() -> Bytes {
 }
 
 fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Answer {
-    // The first bytes tell the reader that it is heard from now on.
+    // The first bytes tell the reader that no later change is missed.
     let events = stream::iter([comment()]).chain(events);
     let frames = events.map(|bytes| Ok::<_, Infallible>(Frame::data(bytes)));
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());

@@ -1,15 +1,15 @@
-//! Palisade's locks over HTTP: one door to an engine, for every language.
+//! Palisade's locks over HTTP: a gateway to an engine, for programs in any language.
 //!
-//! A client opens a session and claims names in it; the gateway has the places, with the
-//! library's keeper behind them. Every answer about a claim says how long the client may believe
-//! in it, and that is never longer than the engine keeps it: a gateway that is killed at any
-//! moment leaves nobody believing in what another may be granted.
+//! A client opens a session and claims names in it. The gateway holds the places in the lines, and
+//! the library's keeper renews them. Every response about a claim carries a *promise*: how long the
+//! client may rely on the claim. It never exceeds the engine's lease, so that if the gateway is
+//! killed at any moment, no client believes that it holds what another is granted.
 //!
 //! ```text
 //! connection ─▶ routes ─▶ access (who) ─▶ session ─▶ claim (a task that has the place) ─▶ library
 //! ```
 //!
-//! It knows the library and no single engine.
+//! It depends on the library and on no particular engine.
 
 #![warn(missing_debug_implementations)]
 

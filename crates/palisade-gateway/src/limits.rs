@@ -1,4 +1,4 @@
-//! `Counters`: how much each principal has at once, and how much it may have.
+//! `Counters`: the usage and the limits of each principal.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::access::Principal;
 use crate::config::Limits;
 use crate::problem::Problem;
 
-/// How many claims that are over may be remembered for each that may be in a line. A client that
+/// How many ended claims may be remembered for each claim that may be in a line. A client that
 /// locks and releases 10,000 times a second fills this in 100 s of its ttl.
 const REMEMBERED: usize = 100;
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Counters {
     limits: Limits,
     by_principal: Mutex<HashMap<String, Counts>>,
@@ -37,7 +37,7 @@ impl Counters {
 
     fn of(&self, principal: &Principal) -> Counts {
         let mut all = self.by_principal.lock();
-        // Names come from the access file, so that there are only so many.
+        // Names come from the access file, so that their number is bounded.
         all.entry(principal.name.clone()).or_default().clone()
     }
 
@@ -58,7 +58,7 @@ impl Counters {
         Ok((claim, self.remembered(principal)?))
     }
 
-    /// Counts a claim that is over, or was released before it came, until it is forgotten.
+    /// Counts a claim that is over, or was released before it arrived, until it is forgotten.
     pub(crate) fn remembered(&self, principal: &Principal) -> Result<Counted, Problem> {
         let remembered = self.limits.claims.saturating_mul(REMEMBERED);
         let what = "claims that are over and remembered for a ttl";
@@ -79,7 +79,7 @@ impl Counters {
 pub(crate) struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
-    /// One more, unless there are `limit`.
+    /// Counts one more, unless there are `limit`.
     fn below(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
         let more = |now| (now < limit).then_some(now + 1);
         let counted = count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);

@@ -1,4 +1,4 @@
-//! `Metrics`: what the library and the gateway count, as Prometheus reads it.
+//! `Metrics`: the metrics of the library and the gateway, in the format of Prometheus.
 //!
 //! A recorder for the `metrics` facade. Labels are an engine, a kind, an outcome, a route or a
 //! status, never a name: the number of series does not grow with the number of locks.
@@ -19,7 +19,7 @@ const BUCKETS: [f64; 12] = [
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0,
 ];
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Clone, Default)]
 pub struct Metrics(Arc<RwLock<Series>>);
 
@@ -68,7 +68,7 @@ impl Metrics {
         let series = self.0.read();
         let mut out = String::new();
         let mut line = |text: std::fmt::Arguments<'_>| {
-            // A string takes everything.
+            // Writing to a string can't fail.
             let _ = writeln!(out, "{text}");
         };
         for (name, by_labels) in &series.counters {
@@ -125,7 +125,7 @@ fn labels(key: &Key) -> String {
     key.labels().map(one).collect::<Vec<_>>().join(",")
 }
 
-/// The series of a key, made where it is missing.
+/// The series of a key, created if missing.
 fn series<T: Default>(all: &mut BTreeMap<String, BTreeMap<String, Arc<T>>>, key: &Key) -> Arc<T> {
     let by_labels = all.entry(key.name().to_owned()).or_default();
     Arc::clone(by_labels.entry(labels(key)).or_default())

@@ -1,5 +1,5 @@
 //! The description of the API, OpenAPI 3.1. It is written by hand; tests compare it with the
-//! routes and with the words for failures, and fuzz the gateway by it.
+//! routes and with the codes of failures, and use it to fuzz the gateway.
 
 /// The document.
 pub(crate) const DOCUMENT: &str = include_str!("openapi.json");

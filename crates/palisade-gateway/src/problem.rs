@@ -1,7 +1,7 @@
-//! `Problem`: what went wrong, as `application/problem+json`.
+//! `Problem`: a failure, as `application/problem+json`.
 //!
-//! `code` is one of the library's words for a kind of failure, or one of the gateway's own;
-//! `detail` says what to do; `outcome` says whether the change may be in force all the same.
+//! `code` is the library's word for a kind of failure, or one of the gateway's own; `detail` says
+//! what to do; `outcome` says whether the change may have been applied anyway.
 
 use hyper::StatusCode;
 use palisade::{Error, ErrorKind, Outcome};
@@ -14,7 +14,7 @@ pub(crate) struct Problem {
     pub(crate) code: &'static str,
     pub(crate) detail: String,
     outcome: Outcome,
-    /// After how many seconds to ask again.
+    /// After how many seconds to retry.
     pub(crate) retry_after: Option<u32>,
     /// The methods that an address takes.
     pub(crate) allow: Option<String>,
@@ -46,7 +46,7 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, code, detail)
     }
 
-    /// Says no without telling whether what was asked for exists.
+    /// A refusal that does not reveal whether the requested name exists.
     pub(crate) fn forbidden(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", detail)
     }
@@ -62,12 +62,12 @@ impl Problem {
         Self::new(StatusCode::GONE, "no_session", detail)
     }
 
-    /// One id for two things.
+    /// The same id for two different claims.
     pub(crate) fn id_reused(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, "id_reused", detail)
     }
 
-    /// The engine did not answer in time; what was asked for may be in force.
+    /// The engine did not answer in time; the change may have been applied.
     pub(crate) fn too_late(detail: impl Into<String>) -> Self {
         let code = ErrorKind::Unreachable.code();
         let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail);
@@ -114,7 +114,7 @@ impl From<Error> for Problem {
             ErrorKind::Lost => StatusCode::GONE,
             ErrorKind::Unsupported | ErrorKind::NotForCorrectness => StatusCode::NOT_IMPLEMENTED,
             ErrorKind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
-            // The engine refuses the gateway, or can't be used: nothing that a client can mend.
+            // The engine refuses the gateway, or can't be used: a client can't fix that.
             _ => StatusCode::BAD_GATEWAY,
         };
         let transient = error.is_transient();

@@ -1,7 +1,8 @@
 //! `Gateway`: listens, serves and drains.
 //!
-//! Every bound is here or in `Limits`: heads of 16 KiB within 10 s, silence of 90 s between requests,
-//! and no more connections than a process can have. A connection that is slow costs a few KiB and nobody's turn.
+//! Every limit is here or in `Limits`: request heads of 16 KiB within 10 s, 90 s between requests,
+//! and no more connections than the process may have. A slow connection costs a few KiB and delays
+//! no other.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -32,21 +33,21 @@ use crate::socket::Socket;
 use crate::spans::Spans;
 use crate::timed::Timed;
 
-/// The longest head. Hyper's buffer for it is also that of a body, which is read in parts.
+/// The longest request head. Hyper uses the same buffer for a body, which is read in parts.
 const HEAD: usize = 16 * 1024;
 const HEADERS: usize = 64;
 /// How long a head, or a TLS handshake, may take.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long a connection may be silent between two requests: longer than balancers and pools of
-/// clients keep one, so that they close it and not we, under a request that is just being sent.
+/// How long a connection may be idle between two requests: longer than load balancers and client
+/// pools keep one, so that they close it. If we did, a request might just be in flight.
 const IDLE: Duration = Duration::from_secs(90);
 /// More than the waiting requests of one principal.
 const CONNECTIONS: usize = 16_384;
-/// Descriptors that are not for connections: the engine's, the store's files, the access file.
+/// Descriptors for other uses than connections: the engine's, the store's files, the access file.
 const RESERVED: u64 = 512;
-/// How long answers that are under way may take at the end.
+/// How long responses in flight may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// How often a changed access file is looked for, and whether all is drained.
+/// The interval for checking whether the access file has changed and whether all is drained.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A gateway that listens.
@@ -63,11 +64,11 @@ fn config(message: impl Into<String>) -> Error {
 }
 
 impl Gateway {
-    /// Listens where `config` says, for clients of what `client` is connected to.
+    /// Listens as `config` says, in front of the engine that `client` is connected to.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a place that can't be listened at, and for a port beyond this
-    /// machine without TLS and an access file.
+    /// [`ErrorKind::Config`] for an address that can't be listened at, and for an address beyond
+    /// this machine without TLS and an access file.
     pub async fn bind(client: Client, settings: Config) -> Result<Self> {
         if settings.listen.is_none() && settings.socket.is_none() {
             return Err(config("give an address or a socket to listen at"));
@@ -129,12 +130,12 @@ impl Gateway {
         })
     }
 
-    /// Where the port is.
+    /// The address of the port.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
     }
 
-    /// What clients call it; the socket's where there is no port.
+    /// The URL for clients; that of the socket if there is no port.
     pub fn url(&self) -> &str {
         let door = match self.tcp {
             Some(_) => Door::Port,
@@ -143,8 +144,8 @@ impl Gateway {
         self.routes.names.url(door)
     }
 
-    /// Serves until `end` resolves and all is drained: no new sessions from then on; after the
-    /// time to drain nothing is extended; when nobody holds anything more, it returns.
+    /// Serves until `end` resolves and all is drained. After `end` no new sessions are opened;
+    /// after the time to drain nothing is extended; it returns when nobody holds anything any more.
     pub async fn serve(self, end: impl Future<Output = ()>) {
         let Self {
             routes,
@@ -172,7 +173,7 @@ impl Gateway {
                 .audit
                 .tell("draining", json!({"claims": routes.sessions.live()}));
             let drained = async {
-                // One look more, for requests that came in before.
+                // One more check, for requests that arrived before.
                 tokio::time::sleep(LOOK / 5).await;
                 while routes.sessions.live() > 0 {
                     tokio::time::sleep(LOOK / 5).await;
@@ -189,7 +190,7 @@ impl Gateway {
             () = until_drained => {}
         }
         routes.sessions.end_all("drained").await;
-        // Answers that are under way are written, and no more requests are read.
+        // Responses in flight are written, and no more requests are read.
         let _ = stop.send(true);
         let all = u32::try_from(most).unwrap_or(u32::MAX);
         let closed = connections.permits.acquire_many(all);
@@ -199,11 +200,11 @@ impl Gateway {
     }
 }
 
-/// How many connections there may be: what the limit of descriptors leaves.
+/// The maximum number of connections: what the limit on descriptors leaves.
 fn connections() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let limit = limit.current.unwrap_or(u64::MAX);
-    // A limit that is too small for both is shared.
+    // If the limit is too small for both, each gets a part.
     let left = limit.saturating_sub(RESERVED).max(limit / 2);
     usize::try_from(left)
         .unwrap_or(CONNECTIONS)
@@ -239,12 +240,12 @@ async fn refresh_access(routes: &Routes) {
 struct Connections {
     routes: Arc<Routes>,
     permits: Arc<Semaphore>,
-    /// Says that no more requests are to be read.
+    /// Signals that no more requests are to be read.
     stopped: watch::Receiver<bool>,
 }
 
 impl Connections {
-    /// One more, unless there are too many.
+    /// Counts one more connection, unless there are too many.
     fn one(&self) -> Option<Connection> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some(Connection {
@@ -271,7 +272,7 @@ async fn accept_tcp(
     };
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, mostly: whoever is there goes on.
+            // Usually out of descriptors: existing connections continue.
             tokio::time::sleep(LOOK / 5).await;
             continue;
         };
@@ -333,7 +334,7 @@ impl Connection {
             .max_buf_size(HEAD);
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
-        // A connection that fails is the client's matter.
+        // A connection error concerns only its client.
         tokio::select! {
             _ = connection.as_mut() => return,
             _ = self.stopped.wait_for(|stopped| *stopped) => {}
@@ -355,7 +356,8 @@ fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
         .collect();
     let chain = chain.map_err(unusable(cert))?;
     let key = PrivateKeyDer::from_pem_file(key).map_err(unusable(key))?;
-    // One crypto provider, given by hand: two in one program panic at the first handshake.
+    // The crypto provider is passed explicitly: with two in one program, rustls panics at the first
+    // handshake.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

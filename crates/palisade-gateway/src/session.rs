@@ -1,8 +1,8 @@
 //! `Session`: the claims of one client, which it keeps alive by naming them.
 //!
-//! A session is known by the hash of its secret and belongs to the principal who opened it. It
-//! ends, and with it all its claims, when its client has not been heard of for a ttl. Whoever ends
-//! it closes it first: a request that comes too late is told so, and promised nothing.
+//! A session is identified by the hash of its secret and belongs to the principal that opened it.
+//! It ends, with all its claims, when its client has sent nothing for a ttl. Code that ends it
+//! closes it first: a request that arrives too late is refused, and gets no promise.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::claim::{Asked, Claim, Order, Stage};
 use crate::limits::Counted;
 use crate::problem::Problem;
 
-/// How many events of a session are kept for a reader that is slow; after that it has gaps, which
-/// a keep-alive fills.
+/// How many events of a session are buffered for a slow reader; beyond that it sees a gap, which a
+/// keep-alive fills.
 const EVENTS: usize = 64;
 
-/// No request waits longer, whatever its ttl: balancers cut after a minute.
+/// No request waits longer, whatever its ttl: load balancers cut connections after a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
 /// A change of a claim, for its session's events.
@@ -33,15 +33,15 @@ pub(crate) struct Change {
     pub(crate) state: &'static str,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Session {
-    /// Public: it opens nothing.
+    /// The public id; it grants no access.
     pub(crate) id: String,
     pub(crate) principal: Arc<Principal>,
     pub(crate) ttl: Duration,
     pub(crate) key: [u8; 32],
     secret: String,
-    /// Its agents are this session's alone.
+    /// The client of this session: its agents belong to this session only.
     pub(crate) client: Client,
     end: Mutex<End>,
     claims: Mutex<Claims>,
@@ -51,7 +51,7 @@ pub(crate) struct Session {
 /// When a session ends.
 struct End {
     at: BootTime,
-    /// Whether it has: nothing moves it then.
+    /// Whether it has ended; then nothing extends it.
     closed: bool,
 }
 
@@ -59,23 +59,23 @@ struct End {
 #[derive(Default)]
 struct Claims {
     known: HashMap<String, Known>,
-    /// Which are over, and when they may be forgotten, the first first.
+    /// Claims that are over, and when they may be forgotten, the earliest first.
     over: VecDeque<(BootTime, String)>,
 }
 
 /// A claim of a session.
 #[derive(Clone)]
 pub(crate) enum Known {
-    /// In a line, or perhaps so.
+    /// In a line, or possibly so.
     Live(Arc<Claim>),
-    /// Over. A delayed copy of a request revives nothing while this is remembered.
+    /// Over. While this is remembered, a delayed copy of a request does not revive it.
     Over(Arc<Over>),
 }
 
-/// What is remembered of a claim that is over; there may be very many.
+/// What is remembered of a claim that is over. It is small, since there may be very many.
 pub(crate) struct Over {
     pub(crate) stage: Stage,
-    /// `None` of one that was released before it came: whatever it asks for is over.
+    /// `None` if it was released before it arrived: any request for it is over.
     asked: Option<[u8; 16]>,
     _counted: Counted,
 }
@@ -103,7 +103,7 @@ impl Session {
         }
     }
 
-    /// Moves the end, unless it has come.
+    /// Extends the session, unless it has ended.
     pub(crate) fn extend(&self, arrival: BootTime) -> Result<BootTime, Problem> {
         let mut end = self.end.lock();
         if end.closed || end.at.has_passed() {
@@ -118,17 +118,17 @@ impl Session {
         end.closed || end.at.has_passed()
     }
 
-    /// How long it lasts if its client is not heard of.
+    /// How long it lasts if its client sends nothing.
     pub(crate) fn remaining(&self) -> Duration {
         self.end.lock().at.remaining()
     }
 
-    /// Closes it; says whether it was open.
+    /// Closes it; returns whether it was open.
     pub(crate) fn close(&self) -> bool {
         !std::mem::replace(&mut self.end.lock().closed, true)
     }
 
-    /// Resolves when its client has not been heard of for a ttl, or it was closed.
+    /// Resolves when its client has sent nothing for a ttl, or it was closed.
     pub(crate) async fn expired(&self) {
         loop {
             let left = {
@@ -150,8 +150,8 @@ impl Session {
         (self.ttl / 3).min(LONGEST_WAIT)
     }
 
-    /// How long the client may believe in a claim, counted from `arrival`. The margin is that of
-    /// the library for a ttl.
+    /// Promises a claim: how long the client may rely on it, counted from `arrival`. The margin is
+    /// that of the library for a ttl.
     pub(crate) fn promise(&self, claim: &Claim, arrival: BootTime) -> Duration {
         let margin = (self.ttl / 10)
             .max(Duration::from_millis(50))
@@ -159,7 +159,7 @@ impl Session {
         claim.promise(arrival, margin)
     }
 
-    /// The engine's id of a claim. It tells nobody the secret, and is another in each session.
+    /// The engine's id of a claim. It does not reveal the secret, and differs in each session.
     pub(crate) fn claim_id(&self, id: &str) -> ClaimId {
         let mut context = Context::new(&SHA256);
         context.update(self.secret.as_bytes());
@@ -174,10 +174,10 @@ impl Session {
         self.claims.lock().known.get(id).cloned()
     }
 
-    /// The claim of this id, or the one that `start` makes.
+    /// The claim with this id, or the one that `start` creates.
     ///
     /// # Errors
-    /// When the id stands for something else, when the session has ended, and those of `start`.
+    /// When the id belongs to another claim, when the session has ended, and those of `start`.
     pub(crate) fn claim_or_start(
         &self,
         id: &str,
@@ -191,7 +191,7 @@ impl Session {
             Some(_) => Err(Problem::id_reused(
                 "this id stands for another claim of this session",
             )),
-            // Whoever ends the session closes it before it looks at the claims.
+            // Code that ends the session closes it before it reads the claims.
             None if self.has_ended() => Err(Problem::no_session()),
             None => {
                 let started = Known::Live(start()?);
@@ -213,7 +213,7 @@ impl Session {
             .remember(claim.id.clone(), over, self.ttl);
     }
 
-    /// Remembers that a claim was released which has not come, unless it has by now.
+    /// Remembers a release that arrived before its claim, unless the claim has arrived by now.
     pub(crate) fn left_before(&self, id: String, counted: Counted) {
         let over = Over {
             stage: Stage::Released,
@@ -226,8 +226,8 @@ impl Session {
         }
     }
 
-    /// Says of a claim, by the engine's id, that an operator took it away: whoever asks next is
-    /// told, though the library has not heard of it yet.
+    /// Records that an operator took away a claim, given by the engine's id: the next request
+    /// learns of it, even if the library does not know yet.
     pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
         let mut live = self.live().into_iter();
         if let Some(claim) = live.find(|claim| claim.claim == id)
@@ -297,7 +297,7 @@ impl Known {
     }
 }
 
-/// Tells what was asked for from something else, in less room.
+/// A short hash that distinguishes a request from a different one.
 fn digest(asked: &Asked) -> [u8; 16] {
     let mut context = Context::new(&SHA256);
     context.update(format!("{asked:?}").as_bytes());

@@ -17,17 +17,17 @@ use crate::limits::Counters;
 use crate::problem::Problem;
 use crate::session::Session;
 
-/// How many ended sessions are remembered at the most, 40 bytes each; no further ones then.
+/// The most ended sessions that are remembered, 40 bytes each; further ones are not.
 const REMEMBERED: usize = 100_000;
 
-/// Why a session has ended whose client was not heard of: what it held is lost.
+/// The reason for the end of a session whose client sent nothing: its holds are lost.
 const EXPIRED: &str = "expired";
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Sessions {
     by_key: Mutex<HashMap<[u8; 32], Arc<Session>>>,
-    /// Until when those that have ended are remembered, which is for a ttl: a delayed copy of the
-    /// request that opened one opens nothing.
+    /// Ended sessions, and until when they are remembered, which is for a ttl: a delayed copy of
+    /// the request that opened one must not open another.
     ended: Mutex<HashMap<[u8; 32], BootTime>>,
     pub(crate) counters: Counters,
     audit: Audit,
@@ -47,7 +47,7 @@ impl Sessions {
         }
     }
 
-    /// Opens a session, or answers with the one that this secret has opened already.
+    /// Opens a session, or returns the one that this secret has already opened.
     pub(crate) fn open(
         self: &Arc<Self>,
         principal: &Arc<Principal>,
@@ -89,7 +89,7 @@ impl Sessions {
         Ok((session, secret))
     }
 
-    /// The session of this secret, if it is this principal's.
+    /// The session of this secret, if it belongs to this principal.
     pub(crate) fn find(
         &self,
         principal: &Principal,
@@ -103,8 +103,8 @@ impl Sessions {
             .ok_or_else(Problem::no_session)
     }
 
-    /// Ends a session and releases all that it has. Once begun it must be finished: not to be
-    /// called where the request may be dropped.
+    /// Ends a session and releases all its claims. Once begun it must be finished: don't call it
+    /// where the request may be dropped.
     pub(crate) async fn end(&self, session: &Arc<Session>, why: &str) {
         if !session.close() {
             return;
@@ -128,13 +128,13 @@ impl Sessions {
         }
     }
 
-    /// Says of a claim, by the engine's id, that an operator took it away.
+    /// Records that an operator took away a claim, given by the engine's id.
     pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
         let sessions: Vec<_> = self.by_key.lock().values().cloned().collect();
         sessions.iter().for_each(|session| session.taken(id, stage));
     }
 
-    /// Ends all that are left.
+    /// Ends all remaining sessions.
     pub(crate) async fn end_all(&self, why: &str) {
         let left: Vec<_> = self.by_key.lock().values().cloned().collect();
         futures_util::future::join_all(left.iter().map(|session| self.end(session, why))).await;
@@ -149,13 +149,13 @@ impl Sessions {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Extends nothing any more: everything ends with the last promise.
+    /// Stops extending: everything ends with the last promise.
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::Release);
     }
 
-    /// Keeps a session alive that a request has arrived from. Answers until when its claims may
-    /// be kept; `None` when nothing is extended any more.
+    /// Keeps alive a session that has sent a request. Returns until when its claims may be kept;
+    /// `None` if nothing is extended any more.
     ///
     /// # Errors
     /// When the session has ended.
@@ -174,7 +174,7 @@ impl Sessions {
         }
     }
 
-    /// Whether a session may claim something new: while this drains, only one that holds.
+    /// Whether a session may make a new claim: while draining, only a session that holds something.
     pub(crate) fn may_claim(&self, session: &Session) -> bool {
         !self.is_draining() || session.live().iter().any(|claim| claim.is_held())
     }
@@ -185,7 +185,7 @@ impl Sessions {
         sessions.iter().map(|session| session.live().len()).sum()
     }
 
-    /// Those of this principal, or of all for who may see everything; as many as are asked for.
+    /// The sessions of this principal, or all of them if it may see everything; at most this many.
     pub(crate) fn seen_by(&self, principal: &Principal, count: usize) -> Vec<Arc<Session>> {
         let all = principal.may_see("");
         let sessions = self.by_key.lock();

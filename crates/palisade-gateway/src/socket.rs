@@ -1,4 +1,4 @@
-//! `Socket`: where this user's own programs come in, in a folder that is this user's alone.
+//! `Socket`: the socket for this user's own programs, in a folder that only this user can access.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -12,11 +12,11 @@ fn refuse(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Config, "serve", message)
 }
 
-/// Makes a folder that only this user can enter, or sees that it is one: nothing that is secret
-/// may be put anywhere else.
+/// Creates a folder that only this user can enter, or checks that an existing one is: secrets may
+/// not be stored anywhere else.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] when it can't be made, or is not this user's alone.
+/// [`ErrorKind::Config`] when it can't be created, or others can access it.
 pub fn private_folder(folder: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| refuse(folder, error))?;
@@ -29,7 +29,7 @@ pub fn private_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// See the module's text. Removed at the end.
+/// See the module's documentation. Removed at the end.
 pub(crate) struct Socket {
     pub(crate) path: PathBuf,
     pub(crate) listener: UnixListener,
@@ -44,7 +44,7 @@ impl Socket {
             return Err(refuse(&path, "give the socket a folder of its own"));
         };
         private_folder(folder)?;
-        // A socket that nobody listens at is left from a gateway that was killed.
+        // A socket without a listener is left from a gateway that was killed.
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
             return Err(refuse(&path, "another gateway listens there"));
         }

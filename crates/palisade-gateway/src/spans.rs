@@ -1,9 +1,8 @@
-//! `Spans`: what a gateway tells a tracer, where it has one.
+//! `Spans`: the spans of a gateway, if it has a tracer.
 //!
-//! A span for every request, in the trace that its `traceparent` names, and below it one for every
-//! claim that it makes, from when it is asked for until it is granted or over: how long a lock was
-//! waited for, also over several requests. What machines ask for all the time (health, metrics, the
-//! page's files) has none.
+//! There is a span for every request, in the trace that its `traceparent` names. Each claim that a
+//! request makes has a child span, from the request until the claim is granted or over: the wait
+//! for the lock, even across several requests. Health, metrics and the page's files have no spans.
 
 use std::sync::Arc;
 
@@ -21,11 +20,11 @@ use palisade::engine::ClaimId;
 use crate::claim::Stage;
 use crate::wire;
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Clone, Default)]
 pub(crate) struct Spans(Option<Arc<BoxedTracer>>);
 
-/// A span that has not ended; dropped, it ends.
+/// An open span; it ends when dropped.
 pub(crate) struct Open(BoxedSpan);
 
 /// The header that names a trace.
@@ -94,13 +93,13 @@ impl Open {
         self.0.span_context().clone()
     }
 
-    /// Says who asks.
+    /// Records the principal.
     pub(crate) fn asked_by(&mut self, principal: &str) {
         let principal = KeyValue::new("palisade.principal", principal.to_owned());
         self.0.set_attribute(principal);
     }
 
-    /// Ends that of a request.
+    /// Ends the span of a request.
     pub(crate) fn answered(mut self, status: u16) {
         let code = KeyValue::new("http.response.status_code", i64::from(status));
         self.0.set_attribute(code);
@@ -110,12 +109,12 @@ impl Open {
         self.0.end();
     }
 
-    /// Ends that of a claim.
+    /// Ends the span of a claim.
     pub(crate) fn settled(mut self, stage: &Stage) {
         self.0
             .set_attribute(KeyValue::new("palisade.outcome", stage.word()));
         if let Stage::Held { token, .. } = stage {
-            // As text: it may exceed what a double holds.
+            // A string: the token may exceed the precision of a double.
             self.0
                 .set_attribute(KeyValue::new("palisade.token", token.to_string()));
         }
@@ -126,7 +125,7 @@ impl Open {
     }
 }
 
-/// The span that a `traceparent` names, if it is one.
+/// The span that a `traceparent` names, if it is valid.
 fn remote(text: &str) -> Option<SpanContext> {
     let mut parts = text.split('-').skip(1);
     let (trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?);

@@ -1,10 +1,10 @@
-//! `Timed`: a connection whose heads must come in time.
+//! `Timed`: a connection with a time limit for request heads.
 //!
-//! Hyper has one limit for a head that has begun and for the silence before it. Pools of clients
-//! and balancers keep a connection for a minute, and a request on one that is just being closed is
-//! in doubt; a head that has begun has no reason to take long. So hyper's limit is that of the
-//! silence, and the head has one here. A new connection has said nothing yet that is worth keeping
-//! it for: its first head counts from the start.
+//! Hyper has one limit for both the idle time before a head and the head itself. Client pools and
+//! load balancers keep an idle connection for a minute, and a request on a connection that is just
+//! being closed has an unknown outcome, so the idle limit must be long. A head that has begun has
+//! no reason to take long. Therefore hyper's limit is that of the idle time, and the limit of the
+//! head is here. On a new connection the first head counts from the start.
 
 use std::io;
 use std::pin::Pin;
@@ -16,31 +16,31 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Timed<S> {
     stream: S,
     limit: Duration,
     phase: Arc<Mutex<Phase>>,
-    /// Only for a head that does not come in one piece.
+    /// Only for a head that does not arrive in one piece.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// What a connection is at.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     Silent,
-    /// A head has begun, and is not whole.
+    /// A head has begun, and is not complete.
     Head(Instant),
-    /// A request has come, and its answer has not.
+    /// A request has arrived, and its response is not finished.
     Answering,
 }
 
-/// Says what a connection is at.
+/// Tracks the phase of a connection.
 #[derive(Clone)]
 pub(crate) struct Phases(Arc<Mutex<Phase>>);
 
 impl<S> Timed<S> {
-    /// A connection whose heads may take so long.
+    /// A connection whose heads may take this long.
     pub(crate) fn new(stream: S, limit: Duration) -> (Self, Phases) {
         let phase = Arc::new(Mutex::new(Phase::Head(Instant::now())));
         let phases = Phases(Arc::clone(&phase));
@@ -55,7 +55,7 @@ impl<S> Timed<S> {
 }
 
 impl Phases {
-    /// A head has come, and `answer` is what it gets.
+    /// Records that a head has arrived; `answer` is its response.
     pub(crate) async fn answering<T>(&self, answer: impl Future<Output = T>) -> T {
         *self.0.lock() = Phase::Answering;
         let answer = answer.await;

@@ -10,9 +10,9 @@ use palisade::{Capability, Client, Error, Guarantee, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// The longest owner, host, label or name of an agent: it is kept in every engine's record.
+/// The longest owner, host, label or name of an agent: each is stored in the engine's record.
 const LONGEST_TEXT: usize = 1024;
-/// The longest record of an agent: its name, what it holds and what it runs under.
+/// The longest record of an agent: its name, what it holds and the claims that it runs under.
 const LONGEST_AGENT: usize = 16 * 1024;
 /// The longest value of a claim.
 pub(crate) const LONGEST_VALUE: usize = 64 * 1024;
@@ -49,7 +49,7 @@ pub(crate) enum OwnerField {
     Record(Box<Owner>),
 }
 
-/// Who does one thing at a time, within its session: a name, or also what it runs under.
+/// An agent, within its session: a name, possibly with the claims that it runs under.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum AgentField {
@@ -64,7 +64,7 @@ pub(crate) struct AgentRecord {
     /// The claims that it runs under, the outermost first, by their engine's ids.
     #[serde(default)]
     within: Vec<Ancestor>,
-    /// Whether it gives way also in a circle through those, which is likely and not certain.
+    /// Whether it also gives way in a cycle through those, which is only a likely deadlock.
     #[serde(default)]
     nested: bool,
 }
@@ -77,7 +77,7 @@ impl AgentField {
         }
     }
 
-    /// The agent of this name.
+    /// The agent with this name.
     pub(crate) fn of(&self, client: &Client) -> Client {
         match self {
             Self::Name(name) => client.agent(name),
@@ -119,7 +119,7 @@ pub(crate) struct MakeClaim {
 }
 
 impl MakeClaim {
-    /// Refuses what would be kept in an engine and is too long for it.
+    /// Refuses values that are too long to be stored in an engine.
     pub(crate) fn check(&self) -> std::result::Result<(), &'static str> {
         let fits = |text: &String| text.len() <= LONGEST_TEXT;
         let owner = match &self.owner {
@@ -146,7 +146,7 @@ impl MakeClaim {
     }
 }
 
-/// Whether it is a W3C `traceparent` of the version that is known.
+/// Whether it is a W3C `traceparent` of a known version.
 pub(crate) fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let hex = |part: &str| {
@@ -170,7 +170,7 @@ pub(crate) fn is_traceparent(text: &str) -> bool {
 pub(crate) struct WaitFor {
     pub(crate) id: String,
     pub(crate) wait: Option<String>,
-    /// Whether the claim is kept alive by it, which is so unless this says no.
+    /// Whether the request also extends the claim; the default is yes.
     pub(crate) keep: Option<bool>,
 }
 
@@ -200,9 +200,9 @@ pub(crate) struct Evict {
 #[derive(Deserialize, Serialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum How {
-    /// Tells the holder, and waits until it has let go.
+    /// Notifies the holder, and waits until it has let go.
     Ask,
-    /// Tells the holder.
+    /// Notifies the holder.
     Mark,
     Force,
 }
@@ -289,8 +289,8 @@ fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Resul
     Ok(shown)
 }
 
-/// A deadlock as `palisade deadlocks --json` shows it, with what may not be seen left out; `None`
-/// when nothing of it may be.
+/// A deadlock as `palisade deadlocks --json` shows it, without what the principal may not see;
+/// `None` if it may see nothing of it.
 pub(crate) fn deadlock(found: &Deadlock, sees: impl Fn(&str) -> bool) -> Option<Value> {
     if !found.claims().any(|stuck| sees(&stuck.name)) {
         return None;
@@ -309,7 +309,7 @@ pub(crate) fn deadlock(found: &Deadlock, sees: impl Fn(&str) -> bool) -> Option<
         }
     };
     let agent = |agent: &StuckAgent| {
-        // Whoever sees one of its claims sees whose it is.
+        // A principal that may see one of its claims may see the agent.
         let mut claims = agent.holds.iter().chain(&agent.waits);
         let owner = claims
             .any(|stuck| sees(&stuck.name))
@@ -340,13 +340,13 @@ pub(crate) fn deadlock(found: &Deadlock, sees: impl Fn(&str) -> bool) -> Option<
 }
 
 pub(crate) fn time(millis: u64) -> String {
-    // Beyond the year 9999 nothing can be written.
+    // RFC 3339 has no form for years after 9999.
     let longest = Duration::from_secs(253_402_300_799);
     let since = Duration::from_millis(millis).min(longest);
     humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
 }
 
-/// What can be done through the gateway, in front of an engine of this capability.
+/// The capability of the gateway in front of an engine with this capability.
 pub(crate) fn capability(engine: &Capability) -> Value {
     json!({
         "class": engine.class.to_string(),
@@ -364,7 +364,7 @@ pub(crate) fn capability(engine: &Capability) -> Value {
             Tokens::Floored => "floored",
             Tokens::None => "none",
         },
-        // Where a place ends with the gateway's process, a client can't be told before.
+        // If a place ends with the gateway's process, a client can't learn of the loss before.
         "early_loss": engine.early_loss && engine.ends_with == EndsWith::Lease,
         "detached": false,
         "ends_with": "lease",
@@ -377,8 +377,8 @@ pub(crate) fn capability(engine: &Capability) -> Value {
     })
 }
 
-/// Refuses an engine whose places end with the process of the gateway: what a client was promised
-/// would not last. Class C promises nothing that this would break.
+/// Refuses an engine whose places end with the process of the gateway: a promise to a client would
+/// not hold. Class C guarantees nothing that this would break.
 pub(crate) fn passable(engine: &Capability) -> Result<()> {
     if engine.ends_with == EndsWith::Process && engine.class != Guarantee::Timed {
         let message = "this engine ends a hold with the gateway's process, so that no promise to a \

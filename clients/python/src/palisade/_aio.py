@@ -1,4 +1,4 @@
-"""The client for asyncio, with one task that keeps its sessions alive."""
+"""The asyncio client, with one task that keeps its sessions alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import _protocol as p
 
 
 class Session:
-    """A session at one gateway: its claims live and end there."""
+    """A session at one gateway; its claims belong to that gateway."""
 
     def __init__(self, settings: p.Settings, url: str) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class Session:
         return document
 
     async def keep_alive(self) -> None:
-        """Keeps the session and all its claims; what can't be known stays as it is."""
+        """Extends the session and all its claims; without a response nothing changes."""
         claims = [claim for claim in self.claims.values() if not claim.is_over()]
         sent = p.now()
         try:
@@ -65,7 +65,7 @@ class Session:
 
 
 class AsyncHold:
-    """A lock that is held. Give :attr:`token` to the storage with every write."""
+    """A lock that is held. Pass :attr:`token` to the storage with every write."""
 
     def __init__(self, client: "AsyncClient", session: Session, claim: p.Claimed) -> None:
         self._client = client
@@ -89,7 +89,7 @@ class AsyncHold:
         return self._claim.valid()
 
     def remaining(self) -> float:
-        """For how many seconds it stays so without a further keep-alive."""
+        """For how many seconds it stays valid without a further keep-alive."""
         return max(0.0, self._claim.deadline - p.now()) if self.valid else 0.0
 
     def check(self) -> None:
@@ -98,15 +98,15 @@ class AsyncHold:
             raise p.Lost("lost", f"{self.name} is not held any more")
 
     async def proclaim(self, value: str) -> None:
-        """Replaces the value that a leader stands for."""
+        """Replaces the value of this leader."""
         await self._amend({"value": value})
 
     async def downgrade(self) -> None:
-        """Lets readers in beside it; the token stays."""
+        """Downgrades to a read lock; the token stays."""
         await self._amend({"mode": "shared"})
 
     async def upgrade(self) -> None:
-        """Takes the whole lock as its only reader; :class:`Busy` when there are others."""
+        """Upgrades this reader to a writer; raises :class:`Busy` if there are others."""
         await self._amend({"mode": "exclusive"})
 
     async def _amend(self, change: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class AsyncHold:
         self._claim.learn(sent, answer)
 
     async def release(self) -> None:
-        """Gives it up. Raises :class:`Lost` when it had been lost before."""
+        """Releases it. Raises :class:`Lost` if it was lost before."""
         await self._client._release(self._session, self._claim, self)
 
     async def __aenter__(self) -> "AsyncHold":
@@ -130,7 +130,7 @@ class AsyncHold:
         try:
             await self.release()
         except p.Error:
-            # An error of the work itself matters more.
+            # An exception of the work itself takes precedence.
             if kind is None:
                 raise
 
@@ -184,7 +184,7 @@ class AsyncClient:
     # Primitives.
 
     def lock(self, name: str, *, wait: float | None = None) -> Acquiring:
-        """Locks ``name``. Waits for ever, or for ``wait`` seconds and then raises :class:`Busy`."""
+        """Locks ``name``. Waits without a limit, or raises :class:`Busy` after ``wait`` seconds."""
         return Acquiring(self, name, p.exclusive(), wait)
 
     def read(self, name: str, *, wait: float | None = None) -> Acquiring:
@@ -202,20 +202,20 @@ class AsyncClient:
         return Acquiring(self, name, p.permits(weight, capacity), wait)
 
     def campaign(self, name: str, value: str, *, wait: float | None = None) -> Acquiring:
-        """Waits to lead the election ``name``, standing for ``value``."""
+        """Waits to lead the election ``name``, with ``value`` for others to read."""
         return Acquiring(self, name, p.exclusive(), wait, value)
 
     @asynccontextmanager
     async def lead(
         self, name: str, value: str, *, wait: float | None = None
     ) -> AsyncIterator[AsyncHold]:
-        """Leads for the length of a block; raises :class:`Lost` when it was lost in it."""
+        """Leads during a block; raises :class:`Lost` if the leadership was lost in it."""
         async with self.campaign(name, value, wait=wait) as hold:
             yield hold
             hold.check()
 
     async def leader(self, name: str) -> dict[str, Any] | None:
-        """Who leads the election, if anybody does."""
+        """The leader of the election, if there is one."""
         answer = await self._get("/v1/leaders", {"name": name})
         leader: dict[str, Any] | None = answer["leader"]
         return leader
@@ -246,7 +246,7 @@ class AsyncClient:
             try:
                 await session.http.delete("/v1/sessions", headers=headers)
             except httpx.HTTPError:
-                pass  # Its ttl ends it.
+                pass  # It ends with its ttl.
             await session.http.aclose()
 
     async def __aenter__(self) -> "AsyncClient":
@@ -255,10 +255,10 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # How it is done.
+    # Implementation.
 
     async def _session(self) -> Session:
-        """The session for new claims; a new one at the next gateway if that is not to be used."""
+        """The session for new claims; a new one at the next gateway if it is not usable."""
         async with self._opening:
             if self._closed:
                 raise p.Error("closed", "the client is closed")
@@ -289,7 +289,7 @@ class AsyncClient:
             except p.Unreachable:
                 if until is not None and p.now() >= until:
                     raise
-            # The place was at a gateway that is gone: take one at another.
+            # The gateway of this claim is gone: claim again at another.
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -318,7 +318,7 @@ class AsyncClient:
                         raise
                     if until is not None and p.now() >= until:
                         raise
-                    # The answer was lost: the same claim again, while its session can be alive.
+                    # The response was lost: retry the same claim while its session may be alive.
                     await asyncio.sleep(0.05)
                     continue
                 heard = p.now()
@@ -332,7 +332,7 @@ class AsyncClient:
             return hold
         finally:
             if not granted:
-                # Also when it was cancelled; what can't be left ends with its promise.
+                # Also on cancellation; a claim that can't be released ends with its ttl.
                 await asyncio.shield(asyncio.create_task(self._leave(session, claim)))
 
     async def _leave(self, session: Session, claim: p.Claimed) -> None:
@@ -344,7 +344,7 @@ class AsyncClient:
             pass
 
     async def _release(self, session: Session, claim: p.Claimed, hold: AsyncHold) -> None:
-        # No keep-alive names it from here on.
+        # From here on no keep-alive names this claim.
         session.claims.pop(claim.id, None)
         self._holds.pop(claim.id, None)
         if claim.state == "released":
@@ -361,7 +361,7 @@ class AsyncClient:
             raise p.Lost("lost", f"{claim.name} was lost while it was held")
 
     async def _keep(self) -> None:
-        """Keeps sessions alive and tells holds that they are lost."""
+        """Keeps sessions alive and reports losses to holds."""
         apart = self._settings.ttl / p.KEEPALIVES
         due = p.now() + apart
         while not self._closed:
@@ -376,7 +376,7 @@ class AsyncClient:
                 due = p.now() + apart
                 beats = [asyncio.create_task(s.keep_alive()) for s in self._sessions]
                 if beats:
-                    # A gateway that hangs must not keep losses from being told.
+                    # A gateway that hangs must not delay the report of losses.
                     await asyncio.wait(beats, timeout=min(apart, 1.0))
             self._tell_losses()
 

@@ -1,7 +1,7 @@
-"""What both clients share: the clock, the documents, and what an answer means.
+"""What both clients share: the clock, the documents, and the meaning of responses.
 
-A hold is believed in until a deadline of the client's own: the time *before* the request was sent
-plus the gateway's ``valid_ms``. The clock runs on while the machine sleeps.
+A hold is valid until a deadline of the client's own: the time *before* the request was sent plus
+the gateway's ``valid_ms``. The clock keeps running while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import httpx
 
 #: How often a session is kept alive in one ttl. Two may be lost before a hold is.
 KEEPALIVES = 4
-#: What a request may take beside what it waits for.
+#: How long a request may take in addition to the time that it waits for a lock, in seconds.
 REQUEST = 5.0
-#: Waiting requests have a connection each, however many there are. One that is idle may be
-#: forgotten by what is in between.
+#: Each waiting request has its own connection, without a limit. Idle connections are closed soon,
+#: because a middlebox may silently drop them.
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=5.0)
 
 Gone = ("lost", "evicted", "released", "busy", "failed", "no_claim")
 
 
 def now() -> float:
-    """Seconds on the clock that runs on in suspend."""
+    """Seconds on a clock that keeps running during suspend."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Error(Exception):
-    """Something went wrong; ``code`` is the gateway's stable word for it."""
+    """A failure; ``code`` is the gateway's stable word for it."""
 
     def __init__(self, code: str, detail: str, outcome: str = "not_applied") -> None:
         super().__init__(f"{code}: {detail}")
@@ -41,7 +41,7 @@ class Error(Exception):
 
 
 class Busy(Error):
-    """Others hold it, and the wait is over."""
+    """Others hold the lock, and the time to wait is over."""
 
 
 class Lost(Error):
@@ -53,7 +53,7 @@ class Unreachable(Error):
 
 
 def failure(answer: httpx.Response) -> Error:
-    """The error that a refusal stands for."""
+    """The exception for an error response."""
     try:
         problem = answer.json()
     except ValueError:
@@ -76,14 +76,14 @@ def failure(answer: httpx.Response) -> Error:
 
 
 def unreachable(error: Exception) -> Unreachable:
-    """No answer: the change may be in force."""
+    """The exception for a missing response: the change may have been applied."""
     detail = f"the gateway does not answer ({type(error).__name__})"
     if isinstance(error, httpx.ConnectError):
         return Unreachable("no_gateway", detail)
     return Unreachable("unreachable", detail, "maybe_applied")
 
 
-#: After these a claim can't go on in its session: another gateway is asked.
+#: After these codes a claim can't continue in its session: the client uses another gateway.
 ELSEWHERE = ("no_session", "draining", "no_gateway")
 
 
@@ -107,7 +107,7 @@ class Settings:
     ) -> "Settings":
         urls = (url,) if isinstance(url, str) else tuple(url)
         if not urls:
-            raise ValueError("give the URL of a gateway")
+            raise ValueError("pass the URL of a gateway")
         if ttl <= 0:
             raise ValueError("ttl is in seconds, greater than zero")
         owner = owner or f"python-{os.getpid()}"
@@ -117,7 +117,7 @@ class Settings:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def transport(self, url: str) -> tuple[str, dict[str, Any]]:
-        """Where to send requests, and what httpx's transport needs for it."""
+        """The base URL for requests, and the options of httpx's transport."""
         options: dict[str, Any] = {"verify": self.verify, "limits": LIMITS}
         if url.startswith("http+unix:"):
             options["uds"] = url.removeprefix("http+unix:")
@@ -125,7 +125,7 @@ class Settings:
         return url.rstrip("/"), options
 
     def longest_wait(self) -> float:
-        """What one request may wait for: a third of the ttl."""
+        """The longest wait of one request: a third of the ttl, at most 50 s."""
         return min(self.ttl / 3, 50.0)
 
 
@@ -144,7 +144,7 @@ def new_id() -> str:
 
 @dataclass
 class Claimed:
-    """What a client knows of a claim of its own."""
+    """What a client knows about one of its claims."""
 
     id: str
     name: str
@@ -156,7 +156,7 @@ class Claimed:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def learn(self, sent: float, answer: Mapping[str, Any]) -> None:
-        """Takes what an answer says, to a request that was sent at ``sent``."""
+        """Applies the response to a request that was sent at ``sent``."""
         if self.is_over():
             return
         self.state = str(answer.get("state", self.state))
@@ -164,7 +164,7 @@ class Claimed:
         if self.state == "held":
             self.token = int(answer["token"])
         if "valid_ms" in answer:
-            # A late answer to an early request never shortens it.
+            # A late response to an earlier request must not shorten it.
             self.deadline = max(self.deadline, sent + answer["valid_ms"] / 1000)
 
     def is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""The client that blocks, with one thread that keeps its sessions alive."""
+"""The blocking client, with one thread that keeps its sessions alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import _protocol as p
 
 
 class Session:
-    """A session at one gateway: its claims live and end there."""
+    """A session at one gateway; its claims belong to that gateway."""
 
     def __init__(self, settings: p.Settings, url: str) -> None:
         self.settings = settings
@@ -46,13 +46,13 @@ class Session:
         return document
 
     def keep_alive(self) -> None:
-        """Keeps the session and all its claims; what can't be known stays as it is."""
+        """Extends the session and all its claims; without a response nothing changes."""
         claims = [claim for claim in list(self.claims.values()) if not claim.is_over()]
         sent = p.now()
         try:
             answer = self.post("/v1/sessions/keepalive", {"claims": [c.id for c in claims]})
         except p.Unreachable as error:
-            # What is held is ours until its own deadline; new claims go elsewhere.
+            # Holds stay valid until their own deadlines; new claims use another gateway.
             self.usable &= error.code not in p.ELSEWHERE
             return
         except p.Error:
@@ -64,7 +64,7 @@ class Session:
 
 
 class Hold:
-    """A lock that is held. Give :attr:`token` to the storage with every write."""
+    """A lock that is held. Pass :attr:`token` to the storage with every write."""
 
     def __init__(self, client: "Client", session: Session, claim: p.Claimed) -> None:
         self._client = client
@@ -88,7 +88,7 @@ class Hold:
         return self._claim.valid()
 
     def remaining(self) -> float:
-        """For how many seconds it stays so without a further keep-alive."""
+        """For how many seconds it stays valid without a further keep-alive."""
         return max(0.0, self._claim.deadline - p.now()) if self.valid else 0.0
 
     def check(self) -> None:
@@ -97,15 +97,15 @@ class Hold:
             raise p.Lost("lost", f"{self.name} is not held any more")
 
     def proclaim(self, value: str) -> None:
-        """Replaces the value that a leader stands for."""
+        """Replaces the value of this leader."""
         self._amend({"value": value})
 
     def downgrade(self) -> None:
-        """Lets readers in beside it; the token stays."""
+        """Downgrades to a read lock; the token stays."""
         self._amend({"mode": "shared"})
 
     def upgrade(self) -> None:
-        """Takes the whole lock as its only reader; :class:`Busy` when there are others."""
+        """Upgrades this reader to a writer; raises :class:`Busy` if there are others."""
         self._amend({"mode": "exclusive"})
 
     def _amend(self, change: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class Hold:
         self._claim.learn(sent, answer)
 
     def release(self) -> None:
-        """Gives it up. Raises :class:`Lost` when it had been lost before."""
+        """Releases it. Raises :class:`Lost` if it was lost before."""
         self._client._release(self._session, self._claim, self)
 
     def __enter__(self) -> "Hold":
@@ -129,7 +129,7 @@ class Hold:
         try:
             self.release()
         except p.Error:
-            # An error of the work itself matters more.
+            # An exception of the work itself takes precedence.
             if kind is None:
                 raise
 
@@ -159,7 +159,7 @@ class Client:
     # Primitives.
 
     def lock(self, name: str, *, wait: float | None = None) -> Hold:
-        """Locks ``name``. Waits for ever, or for ``wait`` seconds and then raises :class:`Busy`."""
+        """Locks ``name``. Waits without a limit, or raises :class:`Busy` after ``wait`` seconds."""
         return self._acquire(name, p.exclusive(), wait)
 
     def read(self, name: str, *, wait: float | None = None) -> Hold:
@@ -177,18 +177,18 @@ class Client:
         return self._acquire(name, p.permits(weight, capacity), wait)
 
     def campaign(self, name: str, value: str, *, wait: float | None = None) -> Hold:
-        """Waits to lead the election ``name``, standing for ``value``."""
+        """Waits to lead the election ``name``, with ``value`` for others to read."""
         return self._acquire(name, p.exclusive(), wait, value)
 
     @contextmanager
     def lead(self, name: str, value: str, *, wait: float | None = None) -> Iterator[Hold]:
-        """Leads for the length of a ``with`` block; raises :class:`Lost` when it was lost in it."""
+        """Leads during a ``with`` block; raises :class:`Lost` if the leadership was lost in it."""
         with self.campaign(name, value, wait=wait) as hold:
             yield hold
             hold.check()
 
     def leader(self, name: str) -> dict[str, Any] | None:
-        """Who leads the election, if anybody does."""
+        """The leader of the election, if there is one."""
         answer = self._get("/v1/leaders", {"name": name})
         leader: dict[str, Any] | None = answer["leader"]
         return leader
@@ -218,7 +218,7 @@ class Client:
             try:
                 session.http.delete("/v1/sessions", headers={"Palisade-Session": session.secret})
             except httpx.HTTPError:
-                pass  # Its ttl ends it.
+                pass  # It ends with its ttl.
             session.http.close()
 
     def __enter__(self) -> "Client":
@@ -227,10 +227,10 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # How it is done.
+    # Implementation.
 
     def _session(self) -> Session:
-        """The session for new claims; a new one at the next gateway if that is not to be used."""
+        """The session for new claims; a new one at the next gateway if it is not usable."""
         with self._opening:
             with self._lock:
                 if self._closed:
@@ -264,7 +264,7 @@ class Client:
             except p.Unreachable:
                 if until is not None and p.now() >= until:
                     raise
-            # The place was at a gateway that is gone: take one at another.
+            # The gateway of this claim is gone: claim again at another.
             self._wake.wait(pause)
             pause = min(2 * pause, 1.0)
 
@@ -294,7 +294,7 @@ class Client:
                         raise
                     if until is not None and p.now() >= until:
                         raise
-                    # The answer was lost: the same claim again, while its session can be alive.
+                    # The response was lost: retry the same claim while its session may be alive.
                     self._wake.wait(0.05)
                     continue
                 heard = p.now()
@@ -312,7 +312,7 @@ class Client:
                 self._leave(session, claim)
 
     def _leave(self, session: Session, claim: p.Claimed) -> None:
-        """Leaves a place that is not wanted; what can't be left ends with its promise."""
+        """Releases a claim that is no longer wanted; if that fails, it ends with its ttl."""
         with self._lock:
             session.claims.pop(claim.id, None)
         claim.lose("released")
@@ -323,7 +323,7 @@ class Client:
 
     def _release(self, session: Session, claim: p.Claimed, hold: Hold) -> None:
         with self._lock:
-            # No keep-alive names it from here on.
+            # From here on no keep-alive names this claim.
             session.claims.pop(claim.id, None)
             self._holds.pop(claim.id, None)
         if claim.state == "released":
@@ -340,7 +340,7 @@ class Client:
             raise p.Lost("lost", f"{claim.name} was lost while it was held")
 
     def _keep(self) -> None:
-        """Keeps sessions alive and tells holds that they are lost, until the client is closed."""
+        """Keeps sessions alive and reports losses to holds, until the client is closed."""
         apart = self._settings.ttl / p.KEEPALIVES
         due = p.now() + apart
         while True:
@@ -355,7 +355,7 @@ class Client:
                 with self._lock:
                     sessions = list(self._sessions)
                 for session in sessions:
-                    # A gateway that hangs must not keep losses from being told.
+                    # A gateway that hangs must not delay the report of losses.
                     beat = threading.Thread(target=session.keep_alive, daemon=True)
                     beat.start()
                     beat.join(min(apart, 1.0))

@@ -1,8 +1,8 @@
-//! The config file: where it is looked for, and what may be in it.
+//! The config file: where palisade searches for it, and its keys.
 //!
-//! A file that is there must be right: an unknown key, a value of the wrong type or a file that
-//! can't be read is an error that names the line or the key. No value is ever repeated, since a
-//! URL may hold a secret. A file that is not there costs one failed `open` per place.
+//! A file that exists must be valid: an unknown key, a value of the wrong type or an unreadable
+//! file is an error that names the line or the key. Messages never repeat a value, since a URL may
+//! hold a secret. A missing file costs one failed `open` per location.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -20,7 +20,7 @@ use crate::view::shown;
 /// For all users of the machine.
 const SYSTEM: &str = "/etc/palisade/config.toml";
 
-/// Far more than a few keys and many comments need; anything longer is another file.
+/// Far more than a few keys and many comments need; anything longer is not a config file.
 const LONGEST: u64 = 64 * 1024;
 
 const KEYS: [&str; 5] = ["url", "ttl", "wait", "label", "for_correctness"];
@@ -37,7 +37,7 @@ pub(super) struct Values {
     pub(super) exposed: bool,
 }
 
-/// Where the file is looked for, in order. The first that exists is the one.
+/// The locations of the file, in order. The first that exists is used.
 pub(crate) fn candidates() -> Vec<PathBuf> {
     if let Some(path) = variable("PALISADE_CONFIG") {
         return vec![path];
@@ -63,12 +63,12 @@ fn variable(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// The file that is in force, and what it says. One in a folder that can't be entered is missed
-/// only by who `needs` it, because nothing else says which engine to use.
+/// The file in force, and its content. A file in a folder that can't be entered is an error only if
+/// the caller `needs` it, because nothing else names the engine.
 pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
     let asked_for = variable("PALISADE_CONFIG").is_some();
     for path in candidates() {
-        // Not blocked by a FIFO that nobody writes to.
+        // Opening must not block on a FIFO without a writer.
         let mut how = OpenOptions::new();
         how.read(true).custom_flags(libc::O_NONBLOCK);
         match how.open(&path) {
@@ -81,7 +81,7 @@ pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
                 return Ok((Some(path), values));
             }
             Err(error) if asked_for && error.kind() == ErrorKind::NotFound => {
-                let why = "PALISADE_CONFIG names it, but it is not there";
+                let why = "PALISADE_CONFIG names it, but it does not exist";
                 return Err(bad_file(&path, why));
             }
             Err(error)
@@ -107,7 +107,7 @@ fn text(file: File, path: &Path) -> Result<String, Failure> {
 
 fn parse(text: &str, path: &Path) -> Result<Values, Failure> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        // What the parser says may repeat the line.
+        // The parser's message may repeat the line.
         let at = error.span().map_or(0, |span| span.start);
         let before = text.as_bytes().iter().take(at);
         let line = before.filter(|byte| **byte == b'\n').count() + 1;

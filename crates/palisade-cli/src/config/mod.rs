@@ -1,8 +1,8 @@
-//! What is not on the command line: which engine, and a few defaults.
+//! The configuration: which engine to use, and a few defaults.
 //!
 //! The URL is that of `--url`, then of `PALISADE_URL`, then of the config file, then the embedded
-//! default. The file's other keys are defaults for what neither a flag nor the URL says; those
-//! that a URL could say are added to it, so that every verb has them.
+//! default. The file's other keys are defaults for what neither a flag nor the URL sets; those that
+//! are also options of URLs are added to the URL, so that every verb uses them.
 
 mod file;
 
@@ -33,11 +33,11 @@ pub(crate) enum From {
     Url,
     /// The config file.
     File,
-    /// Nowhere else.
+    /// The built-in default.
     Default,
 }
 
-/// A value that holds, and where it comes from.
+/// A value in force, and where it comes from.
 #[derive(Debug, Serialize)]
 pub(crate) struct Setting {
     pub(crate) value: Option<String>,
@@ -88,12 +88,12 @@ impl Config {
         self.file.wait.as_ref().map(|(patience, _)| *patience)
     }
 
-    /// Whether the file asks for an engine that can be relied on.
+    /// Whether the file asks for an engine that is fit for correctness.
     pub(crate) fn for_correctness(&self) -> bool {
         self.file.for_correctness.unwrap_or(false)
     }
 
-    /// What to say about a file that shows a password to other users, if it does.
+    /// A warning if the file shows a password to other users.
     pub(crate) fn exposed(&self) -> Option<String> {
         let path = self.path.as_ref().filter(|_| self.file.exposed)?;
         let path = shown(&path.to_string_lossy());
@@ -102,12 +102,12 @@ impl Config {
         ))
     }
 
-    /// What holds for `ttl`, `wait`, `label` or `for_correctness`.
+    /// The value in force of `ttl`, `wait`, `label` or `for_correctness`.
     pub(crate) fn setting(&self, key: &str) -> Result<Setting, Failure> {
         let mut url = Url::parse(&self.url.0)?;
         let (file, default) = match key {
             "ttl" => {
-                // One that is none is refused, and not shown: it may be anything.
+                // An invalid value is refused and not shown: it may be a secret.
                 Url::parse(&self.url.0)?.take_duration("ttl")?;
                 (self.file.ttl.clone(), Some("30s"))
             }

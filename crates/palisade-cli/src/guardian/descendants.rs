@@ -1,9 +1,9 @@
 //! The descendants of this process: what a command started, in whichever group or session.
 //!
-//! Whoever is a subreaper gets the orphans among them as children, so that a chain of parents
-//! leads from each one to us. Invariant: nobody but a descendant is signalled. A child's pid is
-//! its own until we reap it; any other process is held by a pidfd, and seen again to be the same,
-//! before it is signalled.
+//! A subreaper inherits orphans as children, so that a chain of parents leads from each descendant
+//! to us. Invariant: only descendants are signalled. A child's pid can't be reused until we reap
+//! it. Any other process is opened as a pidfd, and checked again to be the same process, before it
+//! is signalled.
 
 use std::io;
 use std::time::Duration;
@@ -15,19 +15,20 @@ use rustix::process::{
 
 use crate::proc::{Process, descendants_of};
 
-/// Between two looks at what is left: a killed process is gone within a millisecond or so, and one
-/// that hangs in the kernel can take for ever.
+/// The polling interval while processes are left: a killed process is gone within a millisecond or
+/// so, and one that hangs in the kernel can take for ever.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Kills and reaps all descendants of this process, until there is none that it may kill.
+/// Kills and reaps all descendants of this process, until none is left that it may kill.
 pub(super) fn end_all() {
     let mut pause = SHORTEST_PAUSE;
     while !reap_all() {
         let found = descendants();
         let killed = signal_all(&found, Signal::KILL);
-        // What is left is another user's, or hidden from us. None at all were missed: they can
-        // be born behind the back of whoever lists them. Each death may hand us children.
+        // If some were found and none could be killed, they belong to another user. If none were
+        // found although a child is left, the listing missed it: processes can be born while it
+        // runs. Each death may hand us further children.
         if killed == 0 && !found.as_ref().is_ok_and(Vec::is_empty) {
             return;
         }
@@ -36,7 +37,7 @@ pub(super) fn end_all() {
     }
 }
 
-/// Reaps the children that have ended; says whether no child is left.
+/// Reaps the children that have ended; returns whether no child is left.
 fn reap_all() -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -57,24 +58,24 @@ pub(super) fn signal_outside(group: Option<Pid>, signal: Signal) {
     signal_all(&found, signal);
 }
 
-/// Signals the process `root` and then its descendants; we are not among them.
+/// Signals the process `root` and then its descendants, except this process.
 pub(crate) fn signal_tree(root: Pid, signal: Signal) {
     let us = getpid().as_raw_pid();
     let root = root.as_raw_pid();
     let mut found: Vec<_> = Process::read(root).into_iter().collect();
-    // All are found before one is signalled: a shell starts the next command when this one ends.
+    // All are listed before one is signalled: a shell starts its next command when one ends.
     found.extend(descendants_of(root).unwrap_or_default());
     found.retain(|process| process.pid != us);
     signal_all(&Ok(found), signal);
 }
 
-/// Signals those that were found; answers how many could be signalled.
+/// Signals the processes found; returns how many could be signalled.
 fn signal_all(found: &io::Result<Vec<Process>>, signal: Signal) -> usize {
     let found = found.iter().flatten();
     found.filter(|process| signal_one(process, signal)).count()
 }
 
-/// Says whether it could be signalled.
+/// Returns whether the process could be signalled.
 fn signal_one(process: &Process, signal: Signal) -> bool {
     let Some(pid) = Pid::from_raw(process.pid) else {
         return false;

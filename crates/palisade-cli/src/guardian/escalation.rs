@@ -1,15 +1,15 @@
 //! `Escalation`: when a command is asked to end, and when it is killed.
 //!
-//! Pure: the guardian tells it what it hears and asks it what is due. Invariant: the kill is due
-//! before the lease is over; and a command that was asked to end is not taken back into favour by
-//! a renewal that comes later.
+//! Pure state: the guardian feeds it events and asks what is due. Invariants: the kill is due
+//! before the lease ends; and after a command was asked to end, a later renewal does not cancel
+//! that.
 
 use std::time::Duration;
 
 use palisade::BootTime;
 
-/// KILL comes this long before the end: enough for a busy machine to carry it out, and half of the
-/// shortest time between TERM and the end.
+/// KILL comes this long before the end of the lease: enough for a busy machine to carry it out, and
+/// half of the shortest time between TERM and the end.
 pub(crate) const KILL_LEAD: Duration = Duration::from_millis(100);
 
 /// How long before the end of the lease a command is asked to end.
@@ -28,7 +28,7 @@ pub(super) enum Step {
     Kill,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Escalation {
     deadline: BootTime,
@@ -58,13 +58,13 @@ impl Escalation {
 
     /// The lock is lost, and another may have it at `by`.
     pub(super) fn end_by(&mut self, by: BootTime) {
-        // The deadline that we know may be an old one.
+        // The deadline known here may be an old one.
         let known = if self.is_ending() { self.deadline } else { by };
         self.deadline = known.min(by);
         self.lost = true;
     }
 
-    /// Whether there is no way back.
+    /// Whether the command must end, whatever comes later.
     pub(super) fn is_ending(&self) -> bool {
         self.lost || self.asked
     }

@@ -1,14 +1,14 @@
-//! The guardian: a process beside palisade that ends the command when palisade can't.
+//! The guardian: a second process that ends the command when palisade can't.
 //!
-//! palisade may be stopped, hang, or be killed, and the command must not go on without its lock.
-//! So the command is not palisade's child but that of a small process, forked while palisade had
-//! no thread and no store. It knows the deadline of the lock, and ends everything that the command
-//! started before it passes, or at once when palisade is gone.
+//! palisade may be stopped, hang, or be killed, and the command must not continue without its lock.
+//! Therefore the command is not palisade's child but that of a small process, forked while palisade
+//! had no other thread and no store. It knows the deadline of the lock. It ends everything that the
+//! command started before the deadline passes, or at once when palisade is gone.
 //!
-//! `protocol` is what the two say to each other, `escalation` decides when to ask and when to kill,
-//! `process` is the guardian's life, `descendants` finds and ends what the command started. This
-//! file is palisade's side. A guardian that is killed is replaced by palisade itself, which has become the
-//! subreaper next in line.
+//! `protocol` has the messages between the two, `escalation` decides when to send TERM and KILL,
+//! `process` is the guardian's main loop, `descendants` finds and ends what the command started.
+//! This file is palisade's side. If a guardian is killed, palisade itself does its work: it is the
+//! next subreaper, so the orphans become its children.
 
 mod descendants;
 mod escalation;
@@ -33,7 +33,7 @@ pub(crate) use self::protocol::{Report, link, receive, send};
 use crate::exit::{Failure, refused};
 use crate::sys::{self, Mask};
 
-/// How often a guardian may have to start its command.
+/// How often a guardian starts its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Terms {
     /// Once.
@@ -42,20 +42,20 @@ pub(crate) enum Terms {
     Many,
 }
 
-/// palisade's hand on its guardian. Dropped, it waits for the guardian's end, which ends a command
-/// that still runs.
+/// palisade's handle of its guardian. Dropping it ends the guardian, which ends a command that
+/// still runs, and waits for that.
 pub(crate) struct Guardian {
     pid: Pid,
     /// Closed first when it is dropped.
     link: Option<AsyncFd<OwnedFd>>,
-    /// Not watched by a runtime yet.
+    /// The link before it is registered with a runtime.
     fresh: Option<OwnedFd>,
-    /// Whether the guardian's orphans would become our children, and all our children are such.
+    /// Whether orphans of the guardian would become our children, and we have no other children.
     adopts: bool,
 }
 
 impl Guardian {
-    /// Forks the guardian of `command`, which is started later, with the signals of `mask`
+    /// Forks the guardian of `command`. The command is started later, with the signals of `mask`
     /// blocked. There must be no other thread.
     pub(crate) fn fork(command: &[OsString], mask: Mask, terms: Terms) -> Result<Self, Failure> {
         let adopts = adopt();
@@ -64,8 +64,8 @@ impl Guardian {
         Ok(guardian)
     }
 
-    /// Forks so many guardians of `command`, each of which starts it again and again. Orphans of
-    /// one that is killed are ended by the answer's other part, when none of them is left.
+    /// Forks several guardians of `command`, each of which starts it repeatedly. The second value
+    /// ends the orphans of guardians that were killed, when no guardian is left.
     pub(crate) fn fork_many(
         count: usize,
         command: &[OsString],
@@ -90,11 +90,11 @@ impl Guardian {
         sys::default_child_signal();
         let mut ends = Some(link().map_err(&failed)?);
         let pid = sys::fork(|| {
-            // Kept open here, they would hide palisade's end from the others.
+            // An inherited copy of these would hide palisade's end from the other guardians.
             others.iter_mut().for_each(|other| other.fresh = None);
             if let Some((ours, its)) = ends.take() {
                 drop(ours);
-                // palisade hears of a failure by the end of the link.
+                // palisade learns of a failure when the link closes.
                 let _ = process::guard(command, mask, terms, its);
             }
         })
@@ -107,9 +107,9 @@ impl Guardian {
         })
     }
 
-    /// Has the command started, with `environment` added to ours, with a file as its stdin or with
-    /// ours, and with the terminal if it is to be in the foreground, on a lock that is held until
-    /// `deadline`. The answer is the first report.
+    /// Has the command started under a lock that is held until `deadline`: with `environment` added
+    /// to ours, with a file or our own stdin as its stdin, and with the terminal if it is to be in
+    /// the foreground. Returns the first report.
     pub(crate) fn start(
         &mut self,
         environment: Vec<(String, String)>,
@@ -132,17 +132,17 @@ impl Guardian {
         Ok(())
     }
 
-    /// Says until when the lock is held.
+    /// Tells it until when the lock is held.
     pub(crate) fn renewed(&self, deadline: BootTime) {
         self.tell(&Order::Renewed(deadline.as_nanos()));
     }
 
-    /// Says that the lock is lost, and when another may have it.
+    /// Tells it that the lock is lost, and when another may have it.
     pub(crate) fn end_by(&self, by: BootTime) {
         self.tell(&Order::EndBy(by.as_nanos()));
     }
 
-    /// Says how often the command was told to go on, to tell new stops from old ones.
+    /// Tells it how often the command was resumed, to distinguish new stops from old ones.
     pub(crate) fn resumed(&self, times: u32) {
         self.tell(&Order::Resumed(times));
     }
@@ -169,10 +169,10 @@ impl Guardian {
 
     /// Does the work of a guardian that is gone or does not answer: ends it, and all that the
     /// command with the process group `group` has started. Returns when that is done; the keeper
-    /// keeps the lock up meanwhile.
+    /// renews the lock meanwhile.
     pub(crate) fn replace(&mut self, group: Option<Pid>) {
         if self.lives() {
-            // It may be stopped, which nothing else ends.
+            // It may be stopped: only KILL ends it then.
             let _ = kill_process(self.pid, Signal::KILL);
             self.wait();
         }
@@ -184,7 +184,7 @@ impl Guardian {
         }
     }
 
-    /// Whether it is there to start a command: nobody has replaced it.
+    /// Whether it can start a command: it was not replaced.
     pub(crate) fn lives(&self) -> bool {
         self.link.is_some() || self.fresh.is_some()
     }
@@ -197,20 +197,20 @@ impl Guardian {
     }
 }
 
-/// Has the kernel hand us the orphans of guardians that are killed; says whether all our children
-/// will be guardians and such. Children that an earlier program left to this process by `exec` are
-/// not ours to end.
+/// Makes us the subreaper for orphans of guardians that are killed. Returns whether all our
+/// children will be guardians and such orphans: children that this process had before an `exec`
+/// must not be ended.
 fn adopt() -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let childless = waitid(WaitId::All, options).is_err();
     childless && set_child_subreaper(Some(getpid())).is_ok()
 }
 
-/// What guardians that were killed have left, if it can be told.
+/// The orphans of guardians that were killed, if they can be identified.
 pub(crate) struct Orphans(bool);
 
 impl Orphans {
-    /// Ends them. No guardian may be left, since it would be ended, too.
+    /// Ends them. No guardian may be left, because it would be ended, too.
     pub(crate) fn end(&self) {
         if self.0 {
             descendants::end_all();
@@ -220,7 +220,7 @@ impl Orphans {
 
 impl Drop for Guardian {
     fn drop(&mut self) {
-        // Its pid is not its own any more after a wait.
+        // After a wait the pid may be reused.
         if self.lives() {
             // Somebody may have stopped it.
             let _ = kill_process(self.pid, Signal::CONT);

@@ -1,9 +1,9 @@
-//! The guardian's own life, in the process that was forked for it: start the command, report
-//! what becomes of it, and end everything when the lease runs out or palisade is gone.
+//! The guardian's main loop, in the process that was forked for it: starts the command, reports its
+//! changes, and ends everything when the lease runs out or palisade is gone.
 //!
 //! Invariant: it ends only when the command has ended by itself, or when nothing that the command
 //! started is left. It is the command's parent and the subreaper of its orphans. All signals are
-//! blocked here, so that only KILL ends it; it sleeps on the clock that leases are measured with.
+//! blocked here, so that only KILL ends it. Its timer uses the clock that leases are measured with.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -31,7 +31,7 @@ use super::{Terms, descendants};
 use crate::sys::{self, Mask};
 use crate::terminal;
 
-/// What `ps` and `pkill` see: a `pkill -9 palisade` leaves the guardian to its work.
+/// The process name in `ps` and `pkill`: a `pkill -9 palisade` does not kill the guardian.
 const NAME: &std::ffi::CStr = c"guardian";
 
 /// How to start the command.
@@ -40,20 +40,20 @@ struct Start {
     environment: Vec<(String, String)>,
     /// Whether it gets the terminal.
     foreground: bool,
-    /// The file that is its stdin, if it is not ours.
+    /// The file for its stdin, if it does not inherit ours.
     stdin: Option<String>,
 }
 
-/// Guards `command` from before its start, with the signals of `mask` blocked, until its end, and
-/// as often as it is started.
+/// Guards `command` from before its start until its end, each time that it is started. It starts
+/// with the signals of `mask` blocked.
 pub(super) fn guard(
     command: &[OsString],
     mask: Mask,
     terms: Terms,
     link: OwnedFd,
 ) -> io::Result<()> {
-    // Signals to palisade's group, as from a terminal or a shell, are not for us. It fails for
-    // a process that has just been forked only if it is in that group already.
+    // Signals to palisade's group, as from a terminal or a shell, must not reach the guardian. For
+    // a process that has just been forked this fails only if it already leads its own group.
     let _ = setpgid(None, None);
     set_child_subreaper(Some(getpid()))?;
     rustix::thread::set_name(NAME)?;
@@ -63,7 +63,7 @@ pub(super) fn guard(
         link,
     };
     while let Some((order, escalation)) = sources.start_order()? {
-        // palisade may have been stopped since it got the lock.
+        // palisade may have been stopped since the lock was granted.
         if escalation.clone().step(BootTime::now()) != Step::Wait {
             send(&sources.link, &Report::Lost);
         } else {
@@ -96,7 +96,7 @@ impl Start {
         let mut command = Command::new(program);
         command
             .args(arguments)
-            // An outer lock's or message's, which the inner one need not have.
+            // Variables of an outer lock or message that the inner one may not set.
             .env_remove("PALISADE_KEY")
             .env_remove("PALISADE_MESSAGE_KEY")
             .envs(self.environment)
@@ -106,15 +106,15 @@ impl Start {
         }
         let terminal = self.foreground.then(terminal::open).flatten();
         sys::prepare(&mut command, mask, terminal);
-        // Waited for by pid, like the orphans that we get.
+        // Reaped by pid, like the orphans.
         command.spawn().map(|child| Pid::from_child(&child))
     }
 }
 
-/// What the guardian listens to.
+/// The guardian's event sources.
 struct Sources {
     link: OwnedFd,
-    /// Rings when something is due.
+    /// Fires when something is due.
     alarm: OwnedFd,
     /// Readable when a child changed.
     children: OwnedFd,
@@ -148,7 +148,7 @@ impl Sources {
         }
     }
 
-    /// Sleeps until something happened, or until `due`.
+    /// Sleeps until an event, or until `due`.
     fn sleep(&self, due: BootTime) -> io::Result<()> {
         let nanos = due.as_nanos();
         let at = Timespec {
@@ -167,7 +167,7 @@ impl Sources {
             PollFd::new(&self.alarm, PollFlags::IN),
             PollFd::new(&self.children, PollFlags::IN),
         ])?;
-        // What changed is asked of the kernel; this only makes it unreadable again.
+        // This only resets the descriptor; `wait` says what has changed.
         let _ = rustix::io::read(&self.children, &mut [0; 512]);
         Ok(())
     }
@@ -185,9 +185,9 @@ struct Guarded<'a> {
     sources: &'a Sources,
     command: Pid,
     escalation: Escalation,
-    /// How often it was told to go on.
+    /// How often it was resumed.
     resumed: u32,
-    /// How the command ended. It is reaped then, and its pid may be anyone's.
+    /// How the command ended. After that it is reaped, and its pid may be reused.
     ended: Option<WaitStatus>,
 }
 
@@ -221,7 +221,7 @@ impl<'a> Guarded<'a> {
         Ok(())
     }
 
-    /// Guards until there is nothing left to guard, or, answering `None`, until all must be ended.
+    /// Guards until the command has ended; returns `None` if everything must be ended.
     fn until_over(&mut self) -> io::Result<Option<Report>> {
         loop {
             if !self.obey() {
@@ -231,7 +231,7 @@ impl<'a> Guarded<'a> {
             match (self.ended, self.escalation.is_ending()) {
                 (Some(status), false) => return Ok(Some(Report::Ended(status.as_raw()))),
                 (_, true) if left == Left::Nobody => return Ok(Some(Report::Lost)),
-                // Somebody else has taken its status: a debugger, say.
+                // Another process has taken its status, such as a debugger.
                 (None, false) if left == Left::Nobody => return Err(Errno::CHILD.into()),
                 _ => {}
             }
@@ -243,7 +243,7 @@ impl<'a> Guarded<'a> {
         }
     }
 
-    /// Carries out what palisade has ordered; `false` when it is gone.
+    /// Carries out palisade's orders; `false` when palisade is gone.
     fn obey(&mut self) -> bool {
         loop {
             match receive(&self.sources.link) {
@@ -259,13 +259,13 @@ impl<'a> Guarded<'a> {
         }
     }
 
-    /// Reaps who has ended, and reports a stop of the command.
+    /// Reaps processes that have ended, and reports a stop of the command.
     fn look(&mut self) -> Left {
         loop {
             match wait_child(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.command => match status.stopping_signal() {
                     Some(signal) => {
-                        // This stop may come after an order that came after the last look.
+                        // An order that arrived since the last check may precede this stop.
                         self.obey();
                         let resumed = self.resumed;
                         send(&self.sources.link, &Report::Stopped { signal, resumed });
@@ -279,9 +279,9 @@ impl<'a> Guarded<'a> {
         }
     }
 
-    /// Asks all to end.
+    /// Asks all processes to end.
     fn ask(&self) {
-        // A stopped process acts on nothing but KILL before it is resumed.
+        // A stopped process reacts only to KILL until it is resumed.
         for signal in [Signal::TERM, Signal::CONT] {
             self.signal(signal);
             descendants::signal_outside(self.group(), signal);
@@ -291,12 +291,12 @@ impl<'a> Guarded<'a> {
     /// Signals the command's group.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group() {
-            // It fails only when the group is empty but for its ended, unreaped leader.
+            // It fails only if the group has no process but its zombie leader.
             let _ = kill_process_group(group, signal);
         }
     }
 
-    /// The command's group, as long as its number can't be anyone else's.
+    /// The command's group, as long as its id can't be reused.
     fn group(&self) -> Option<Pid> {
         self.ended.is_none().then_some(self.command)
     }

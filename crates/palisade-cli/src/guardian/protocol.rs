@@ -1,7 +1,7 @@
-//! What palisade and its guardian say to each other: one message per packet of a socket pair.
+//! The messages between palisade and its guardian: one per packet of a socket pair.
 //!
-//! The command line is not among it: it may be megabytes long, and the guardian has it from the
-//! fork. The end of the other process is the end of the packets.
+//! The command line is not sent: it may be megabytes long, and the guardian has it from the fork.
+//! When the other process ends, the socket is closed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Far more than the longest message, which holds a name, a path and some numbers.
+/// Far longer than any message, which holds a name, a path and some numbers.
 const LONGEST: usize = 64 * 1024;
 
 /// From palisade to the guardian.
@@ -21,20 +21,20 @@ pub(super) enum Order {
     Start {
         /// Added to the environment.
         environment: Vec<(String, String)>,
-        /// Until when the lock is held, in nanoseconds of the boot.
+        /// Until when the lock is held, in nanoseconds of the boot clock.
         deadline: u64,
         /// How long before that the command is asked to end, in nanoseconds.
         grace: u64,
         /// Whether it gets the terminal.
         foreground: bool,
-        /// The file that is its stdin, if it is not ours.
+        /// The file for its stdin, if it does not inherit ours.
         stdin: Option<String>,
     },
     /// The lock is held until then.
     Renewed(u64),
     /// The lock is lost, and another may have it then.
     EndBy(u64),
-    /// The command is told to go on, this many times by now.
+    /// The command is resumed, this many times by now.
     Resumed(u32),
 }
 
@@ -49,12 +49,12 @@ pub(crate) enum Report {
     Stopped {
         /// By this signal.
         signal: i32,
-        /// After it was told to go on this many times.
+        /// After it was resumed this many times.
         resumed: u32,
     },
     /// The command has ended by itself, with this status of `wait`. The last report.
     Ended(i32),
-    /// The command and all that it started was ended for the lock's loss. The last report.
+    /// The command and all that it started were ended because the lock is lost. The last report.
     Lost,
 }
 
@@ -65,8 +65,8 @@ pub(crate) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(family, kind, flags, None)?)
 }
 
-/// Sends a message. One that can't be sent is lost: the other process is gone, which the next
-/// [`receive`] shows, or has not read hundreds of messages and is no better.
+/// Sends a message. A message that can't be sent is dropped: the other process is gone, which the
+/// next [`receive`] shows, or it hangs and has not read hundreds of messages.
 pub(crate) fn send<T: Serialize>(link: impl AsFd, message: &T) {
     if let Ok(packet) = serde_json::to_vec(message) {
         let _ = rustix::net::send(link, &packet, SendFlags::NOSIGNAL);
@@ -81,10 +81,10 @@ pub(crate) fn receive<T: DeserializeOwned>(link: impl AsFd) -> io::Result<Option
     let mut packet = vec![0; LONGEST];
     loop {
         return match rustix::net::recv(&link, &mut packet[..], RecvFlags::empty()) {
-            // The other process ended before it had read all. Its own last messages come next.
+            // The other process ended with messages unread. Its own last messages come next.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
-            // Nobody else has the other end: what can't be read is a defect.
+            // Only our own code has the other end: an unreadable message is a bug.
             Ok((length @ 1.., _)) => Ok(serde_json::from_slice(&packet[..length]).ok()),
             Ok(_) | Err(_) => Ok(None),
         };

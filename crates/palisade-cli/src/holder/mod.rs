@@ -1,12 +1,12 @@
-//! The holder: a process in the background that holds a lock for a shell, from `palisade acquire`
-//! to `palisade release` or to the shell's end.
+//! The holder: a background process that holds a lock for a shell, from `palisade acquire` to
+//! `palisade release` or to the shell's end.
 //!
 //! `acquire` forks it while there is no other thread, and returns when it holds the lock. It is in
-//! a session of its own and keeps no file of the script open, so that `$(…)` returns. `shell` is
-//! the process that it follows, `socket` is where `release` finds it, this file is its life.
+//! its own session and keeps no file of the script open, so that `$(…)` returns. `shell` finds the
+//! process that it follows, `socket` is where `release` reaches it, this file is its main loop.
 //!
-//! Invariant: it ends only when it holds nothing, and it never ends as long as the shell lives and
-//! has not been told what became of the lock.
+//! Invariant: it ends only when it holds nothing, and not before the shell has ended or was told
+//! what happened to the lock.
 
 mod shell;
 mod socket;
@@ -36,7 +36,7 @@ use crate::signals::Signals;
 use crate::sys::{self, Withheld};
 use crate::view::shown;
 
-/// Before the next try to accept a connection when the system refused one.
+/// The pause before accepting again, if the system refused to accept a connection.
 const BREATH: Duration = Duration::from_millis(100);
 
 /// What happens to the shell when its lock is lost.
@@ -44,9 +44,9 @@ const BREATH: Duration = Duration::from_millis(100);
 pub(crate) enum OnLoss {
     /// The shell and all that it has started are asked to end
     Term,
-    /// The same, and they are killed before anyone else can have the lock
+    /// The same, and they are killed before the lock can be granted to another
     Kill,
-    /// Nothing: `release` tells
+    /// Nothing: only `release` reports the loss
     None,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Held {
     pub(crate) owner: String,
     pub(crate) engine: String,
     pub(crate) key: Option<String>,
-    /// The process that the lock lives as long as.
+    /// The process whose end releases the lock.
     pub(crate) shell: i32,
     /// The process that holds it.
     pub(crate) holder: i32,
@@ -83,15 +83,15 @@ enum Report {
 #[derive(Debug, Serialize, Deserialize)]
 struct Known;
 
-/// A holder that holds, until `acquire` has said so to its caller.
+/// A holder that has its lock, until `acquire` has told its caller.
 pub(crate) struct Holder {
     link: OwnedFd,
     pub(crate) held: Held,
 }
 
 impl Holder {
-    /// Forks a holder and waits until it has the lock; else, for the exit code that it found.
-    /// There must be no other thread.
+    /// Forks a holder and waits until it has the lock, or for its exit code if it fails. There must
+    /// be no other thread.
     pub(crate) fn fork(task: Task, listening: Listening) -> Result<Result<Self, u8>, Failure> {
         let failed = refused("can't start a holder");
         let mask = Withheld::these([]).before();
@@ -101,7 +101,8 @@ impl Holder {
         sys::fork(|| {
             drop(ours.take());
             if let Some((task, listening, link)) = given.take() {
-                // Signals of the caller's terminal are for the caller, whose end is ours.
+                // Signals of the caller's terminal must not reach the holder, which follows the
+                // caller's end anyway.
                 let _ = setsid();
                 mask.set();
                 task.perform(&listening, link);
@@ -123,17 +124,17 @@ impl Holder {
         }
     }
 
-    /// Lets the holder go on by itself. Without this it releases the lock at once.
+    /// Detaches the holder. Without this it releases the lock at once.
     pub(crate) fn detach(self) {
         send(&self.link, &Known);
     }
 }
 
-/// The owners of what was acquired for the ancestors of this process: it would wait for them in
-/// vain. None where the system has no thread to spare for the question.
+/// The owners of locks that were acquired for ancestors of this process: waiting for those would
+/// never end. Empty if no thread can be started for the query.
 pub(crate) async fn owners_above() -> Vec<String> {
     let (found, owners) = tokio::sync::oneshot::channel();
-    // Its own thread may wait: one that it asks may be this process, which answers meanwhile.
+    // The query blocks a thread of its own: it may ask this very process, which must answer.
     let ask = move || drop(found.send(socket::owners_above()));
     match std::thread::Builder::new().spawn(ask) {
         Ok(_) => owners.await.unwrap_or_default(),
@@ -141,7 +142,7 @@ pub(crate) async fn owners_above() -> Vec<String> {
     }
 }
 
-/// Readable when the process at the other end has said something or ended.
+/// Readable when the process at the other end has sent something or ended.
 struct Watched(AsyncFd<OwnedFd>);
 
 impl Watched {
@@ -152,11 +153,11 @@ impl Watched {
     }
 
     async fn readable(&self) {
-        // It fails only with the runtime.
+        // Fails only when the runtime shuts down.
         let _ = self.0.readable().await;
     }
 
-    /// Whether the caller knows, and not just ended.
+    /// Whether the caller confirmed that it knows of the lock, rather than ended.
     async fn knows(&self) -> bool {
         while let Ok(mut ready) = self.0.readable().await {
             if let Ok(said) = ready.try_io(|link| receive(link.get_ref())) {
@@ -168,7 +169,7 @@ impl Watched {
 }
 
 impl Task {
-    /// The holder's whole life.
+    /// The holder's main function.
     fn perform(self, listening: &Listening, link: OwnedFd) {
         let printer = self.job.printer;
         let result = link.try_clone();
@@ -217,7 +218,7 @@ async fn hold(
     let owner = connected.client.owner().to_owned();
     let acquired = tokio::select! {
         biased;
-        // It says nothing before it has heard something, so this is its end.
+        // The caller sends nothing before our report, so this is its end.
         () = caller.readable() => return Ok(Outcome::Done),
         () = followed.readable() => None,
         never = refuse(&socket, &owner) => match never {},
@@ -258,11 +259,11 @@ async fn hold(
     };
     let over = keeping.until_over(&followed, &socket, signals).await;
     if matches!(over, Over::Signal) {
-        // Whoever ends us, as a service manager does, ends the shell too.
+        // A service manager that ends us ends the shell, too.
         let _ = tokio::time::timeout(FAREWELL, followed.readable()).await;
     }
     let answer = keeping.end(&over, signals).await;
-    // First, so that the shell can acquire it again as soon as it has heard.
+    // Before the answer, so that the shell can acquire the lock again right after it.
     listening.remove();
     if let Over::Asked(mut asker) = over {
         tell(&mut asker, &answer).await;
@@ -278,7 +279,7 @@ enum Over {
     Signal,
 }
 
-/// A lock that is held while the shell goes on.
+/// A lock that is held while the shell runs.
 struct Keeping<'a> {
     job: &'a Job,
     shell: Pid,
@@ -294,7 +295,7 @@ struct Keeping<'a> {
 }
 
 impl Keeping<'_> {
-    /// Keeps the lock, and sees to the shell when it is lost.
+    /// Keeps the lock, and signals the shell when it is lost.
     async fn until_over(
         &mut self,
         shell: &Watched,
@@ -318,12 +319,12 @@ impl Keeping<'_> {
         }
     }
 
-    /// What the shell is sent next, and when: a renewal may still move that.
+    /// The next signal to the shell, and when it is due: a renewal may still postpone it.
     fn next_signal(&self) -> Option<(Signal, Duration)> {
         let deadline = match &self.lost {
             None => self.hold.deadline(),
             Some(loss) if loss.reason == LossReason::Evicted => loss.lease_ends,
-            // Somebody else may hold it already.
+            // Another may hold it already.
             Some(_) => BootTime::PAST,
         };
         let before = |lead| deadline.remaining().saturating_sub(lead);
@@ -339,13 +340,13 @@ impl Keeping<'_> {
     fn send(&mut self, signal: Signal) {
         self.sent = Some(signal);
         signal_tree(self.shell, signal);
-        // A stopped process acts on nothing but KILL before it is resumed.
+        // A stopped process reacts only to KILL until it is resumed.
         if signal == Signal::TERM {
             signal_tree(self.shell, Signal::CONT);
         }
     }
 
-    /// Lets go of the lock, and says what became of it.
+    /// Releases the lock, and returns what happened to it.
     async fn end(mut self, over: &Over, signals: &mut Signals) -> Answer {
         if !matches!(over, Over::Signal) && self.lost.is_none() {
             tokio::select! {
@@ -356,7 +357,7 @@ impl Keeping<'_> {
             }
         }
         let job = self.job;
-        // A shell that was asked to end has lost its lock, also if a renewal came through since.
+        // A shell that was asked to end has lost its lock, even if a later renewal succeeded.
         let asked = self.sent.map(|_| LossReason::Expired);
         let why = self.lost.as_ref().and_then(|loss| loss.why()).map(told);
         if let Some(reason) = self.lost.map(|loss| loss.reason).or(asked) {
@@ -381,16 +382,16 @@ async fn pause(time: Option<Duration>) {
     }
 }
 
-/// The next one that asks for the release. Whoever asks for the owner is told.
+/// Waits for a request to release. Requests for the owner are answered meanwhile.
 async fn asked(socket: &UnixListener, owner: &str) -> UnixStream {
     loop {
         let Ok((mut asker, _)) = socket.accept().await else {
-            // No descriptor is left for it, say.
+            // For example, no file descriptor is left.
             tokio::time::sleep(BREATH).await;
             continue;
         };
         let mut question = *WHO;
-        // Somebody who wants to know whether anyone is here asks nothing.
+        // A connection without a request only checks whether a holder listens.
         if asker.read_exact(&mut question).await.is_err() {
             continue;
         }
@@ -402,7 +403,7 @@ async fn asked(socket: &UnixListener, owner: &str) -> UnixStream {
     }
 }
 
-/// Answers whoever asks for the release of what is not held yet.
+/// Answers requests while the lock is not held yet.
 async fn refuse(socket: &UnixListener, owner: &str) -> Infallible {
     loop {
         tell(&mut asked(socket, owner).await, &Answer::NotHeld).await;
@@ -412,7 +413,7 @@ async fn refuse(socket: &UnixListener, owner: &str) -> Infallible {
 async fn tell(asker: &mut UnixStream, answer: &Answer) {
     if let Ok(mut line) = serde_json::to_vec(answer) {
         line.push(b'\n');
-        // One that does not wait for it need not hear it.
+        // The asker may have gone away.
         let _ = asker.write_all(&line).await;
     }
 }

@@ -1,8 +1,9 @@
-//! `Shell`: the process that a lock of `palisade acquire` lives as long as.
+//! `Shell`: the process whose end releases a lock of `palisade acquire`.
 //!
-//! It is the shell that calls palisade, the one that `$$` names, also from a subshell. A subshell
-//! (`$(…)`, `(…)`, a part of a pipeline) is a fork of its shell, and ends long before the script
-//! does. What runs palisade and nothing else (`timeout 10s palisade acquire …`) is passed over too.
+//! It is the shell that calls palisade, the process that `$$` names, also from a subshell. A
+//! subshell (`$(…)`, `(…)`, a part of a pipeline) is a fork of its shell, and ends long before the
+//! script does. A program that only runs palisade (`timeout 10s palisade acquire …`) is skipped,
+//! too.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::args::arguments;
 use crate::exit::Failure;
 use crate::proc::Process;
 
-/// A process, and no later one with the same number.
+/// A process, distinguished from a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shell {
     pub(crate) pid: Pid,
@@ -23,7 +24,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// The process with this number, or else the shell that calls palisade.
+    /// The process with this pid, or else the shell that calls palisade.
     pub(crate) fn find(pid: Option<i32>) -> Result<Self, Failure> {
         let found = match pid {
             Some(pid) => Process::read(pid),
@@ -43,8 +44,7 @@ impl Shell {
         Some(Self { pid, born })
     }
 
-    /// This process, which may have been the shell: a shell runs its last command in its own
-    /// process, if it is the last thing to do.
+    /// This process, which may have been the shell: a shell may `exec` its last command.
     pub(crate) fn own() -> Option<Self> {
         Process::read(getpid().as_raw_pid()).and_then(Self::of)
     }
@@ -57,7 +57,7 @@ impl Shell {
         above.filter_map(Self::of).collect()
     }
 
-    /// A file that is readable when the process has ended; `None` when it has already.
+    /// A file that is readable when the process has ended; `None` if it has already ended.
     pub(crate) fn follow(&self) -> Result<Option<OwnedFd>, Failure> {
         let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
@@ -82,8 +82,8 @@ fn arguments_of(process: &Process) -> Option<Vec<u8>> {
     std::fs::read(format!("/proc/{}/cmdline", process.pid)).ok()
 }
 
-/// Whether `one` is a subshell of `other`: a shell's fork that still runs the same program. The
-/// forks of other programs are processes of their own to their users.
+/// Whether `one` is a subshell of `other`: a shell's fork that still runs the same program. Forks
+/// of other programs count as separate processes.
 fn is_subshell(one: &Process, other: &Process) -> bool {
     let program = |process: &Process| std::fs::read_link(format!("/proc/{}/exe", process.pid));
     let same_shell = match (program(one), program(other)) {
@@ -93,7 +93,7 @@ fn is_subshell(one: &Process, other: &Process) -> bool {
     same_shell && one.stack == other.stack && arguments_of(one) == arguments_of(other)
 }
 
-/// Whether it was started to run the program with these arguments.
+/// Whether it was started only to run the program with these arguments.
 fn runs(process: &Process, arguments: &[u8]) -> bool {
     let its = arguments_of(process).unwrap_or_default();
     its.strip_suffix(arguments)
@@ -103,7 +103,7 @@ fn runs(process: &Process, arguments: &[u8]) -> bool {
 /// Whether a program is a shell, by its name: `dash`, `bash-5.2`, `ksh93`, `busybox`.
 fn is_shell(program: &Path) -> bool {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    // As the kernel shows one that was replaced by a newer version.
+    // The kernel appends this to a program whose file was replaced.
     let name = name.trim_end_matches(" (deleted)");
     let name = name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'));
     name.ends_with("sh") || matches!(name, "busybox" | "toybox")

@@ -1,8 +1,9 @@
-//! Where `palisade release` finds the process that holds a lock for a shell: a socket in a
-//! directory that is the user's alone, named after the shell, the lock and the engine.
+//! The socket through which `palisade release` reaches the process that holds a lock for a shell.
+//! It is in a directory that only the user can access, named after the shell, the lock and the
+//! engine.
 //!
-//! The directory is opened once and checked as it was opened; everything in it is reached through
-//! that, so that nobody can put another in its place.
+//! The directory is opened once, and the open descriptor is checked; everything in it is accessed
+//! through that descriptor, so that nobody can replace the directory in between.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Write};
@@ -21,7 +22,7 @@ use super::shell::Shell;
 use crate::exit::Failure;
 use crate::view::shown;
 
-/// A process that does not say within this that it has heard the question is stopped or hangs.
+/// A process that does not confirm the question within this time is stopped or hangs.
 const HEARING: Duration = Duration::from_secs(10);
 
 /// The same, for a question that only improves a message.
@@ -32,7 +33,7 @@ const GLANCE: Duration = Duration::from_millis(500);
 pub(crate) struct Directory(Arc<OwnedFd>);
 
 impl Directory {
-    /// Opens it, and makes it if there is none.
+    /// Opens it, and creates it if it does not exist.
     pub(crate) fn open() -> Result<Self, Failure> {
         let path = place()?;
         let made = std::fs::DirBuilder::new()
@@ -51,7 +52,7 @@ impl Directory {
         let open_to_others = Mode::from_raw_mode(stat.st_mode).intersects(Mode::RWXG | Mode::RWXO);
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory if ours && !open_to_others => Ok(Self(Arc::new(opened))),
-            _ => Err(bad(path, &"it must be yours, and closed to others (0700)")),
+            _ => Err(bad(path, &"it must belong to you, with mode 0700")),
         }
     }
 
@@ -59,7 +60,7 @@ impl Directory {
         format!("/proc/self/fd/{}/{file}", self.0.as_raw_fd()).into()
     }
 
-    /// Listens for whoever asks for this hold; `None` when another process does.
+    /// Listens for requests about this hold; `None` if another process does.
     pub(crate) fn listen(&self, key: &Key) -> io::Result<Option<Listening>> {
         flock(&*self.0, FlockOperation::LockExclusive)?;
         let listening = self.listen_alone(key);
@@ -73,7 +74,7 @@ impl Directory {
         let path = self.path(&file);
         match UnixStream::connect(&path) {
             Ok(_) => return Ok(None),
-            // Whoever listened there was killed.
+            // The process that listened there was killed.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(&path)?;
             }
@@ -91,7 +92,7 @@ impl Directory {
         }))
     }
 
-    /// Removes what was left for shells that have ended.
+    /// Removes stale sockets of shells that have ended.
     fn sweep(&self) {
         for file in self.files() {
             if shell_of(&file).is_some_and(|shell| !shell.lives()) {
@@ -106,7 +107,7 @@ impl Directory {
         names.collect()
     }
 
-    /// The sockets for this shell and name, on whichever engine.
+    /// The sockets for this shell and name, on any engine.
     pub(crate) fn find(&self, shell: Shell, name: &Name) -> Vec<String> {
         let start = format!("{}-", of_name(shell, name));
         let mut files = self.files();
@@ -114,7 +115,7 @@ impl Directory {
         files
     }
 
-    /// Who owns what the process that listens at `file` holds or waits for.
+    /// The owner of the lock that the process listening at `file` holds or waits for.
     fn owner(&self, file: &str) -> Option<String> {
         let mut socket = UnixStream::connect(self.path(file)).ok()?;
         socket.set_read_timeout(Some(GLANCE)).ok()?;
@@ -126,13 +127,13 @@ impl Directory {
         }
     }
 
-    /// Asks the process that listens at `file` to release its lock; `None` when it is gone.
+    /// Asks the process that listens at `file` to release its lock; `None` if it is gone.
     pub(crate) fn ask(&self, file: &str) -> io::Result<Option<Answer>> {
         let path = self.path(file);
         let mut socket = match UnixStream::connect(&path) {
             Ok(socket) => socket,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                // Killed. Nobody else removes it while the shell lives.
+                // The holder was killed. Nothing else removes its socket while the shell lives.
                 std::fs::remove_file(&path)?;
                 return Ok(None);
             }
@@ -162,7 +163,7 @@ impl Directory {
     }
 }
 
-/// The owners of what was acquired for the ancestors of this process.
+/// The owners of locks that were acquired for ancestors of this process.
 pub(super) fn owners_above() -> Vec<String> {
     let Some(directory) = place().and_then(|path| Directory::existing(&path)).ok() else {
         return Vec::new();
@@ -174,28 +175,28 @@ pub(super) fn owners_above() -> Vec<String> {
     owners.collect()
 }
 
-/// What a holder can be asked, in as many bytes each.
+/// The requests to a holder, one byte each.
 pub(super) const RELEASE: &[u8; 8] = b"release\n";
 pub(super) const WHO: &[u8; 8] = b"whoisit\n";
 
-/// What it answers, one line each.
+/// Its answers, one line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// Whose the lock is, held or not.
+    /// The owner of the lock, held or waited for.
     Owner(String),
-    /// The release is asked for; another answer follows.
+    /// The request to release was received; another answer follows.
     Heard,
     /// The lock is still waited for.
     NotHeld,
     /// The lock is released, and was held all the time.
     Released,
-    /// The lock was lost; this is what to say about it.
+    /// The lock was lost, with a message.
     Lost(String),
-    /// The engine did not take the release; this is what to say about it.
+    /// The engine did not confirm the release, with a message.
     NotReleased(String),
 }
 
-/// A socket that listens. The file stays when it is dropped, since a fork has it too.
+/// A listening socket. Its file remains when this is dropped, because a fork uses it too.
 pub(crate) struct Listening {
     socket: UnixListener,
     directory: Directory,
@@ -204,22 +205,22 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// A second hand on the socket.
+    /// A clone of the socket.
     pub(super) fn socket(&self) -> io::Result<UnixListener> {
         self.socket.try_clone()
     }
 
-    /// Ends it, once: nobody finds it any more, and the next may listen there.
+    /// Removes the file, once: another process may then listen there.
     pub(super) fn remove(&self) {
         if self.removed.replace(true) {
             return;
         }
-        // It is only litter if it stays: the next to acquire sweeps it away.
+        // A leftover is harmless: the next `acquire` removes it.
         let _ = std::fs::remove_file(self.directory.path(&self.file));
     }
 }
 
-/// What a hold is found by.
+/// Identifies a hold.
 pub(crate) struct Key<'a> {
     pub(crate) shell: Shell,
     pub(crate) name: &'a Name,
@@ -248,7 +249,7 @@ fn shell_of(file: &str) -> Option<Shell> {
     Some(Shell { pid, born })
 }
 
-/// FNV-1a: the same in every build.
+/// FNV-1a, which gives the same value in every build.
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,7 +1,7 @@
-//! `palisade acquire`: takes a lock for a script, which keeps it from one command to the next.
+//! `palisade acquire`: takes a lock that a script keeps from one command to the next.
 //!
-//! A process in the background, the [`Holder`], holds it until `palisade release`, or until the
-//! shell ends. This process forks it, waits until it has the lock, and says so.
+//! A background process, the [`Holder`], holds it until `palisade release`, or until the shell
+//! ends. This process forks it, waits until it has the lock, and prints the token.
 
 use std::io;
 
@@ -13,9 +13,9 @@ use crate::view::shown;
 
 /// Take a lock for the rest of a script, or until `palisade release`
 ///
-/// A process in the background holds the lock as long as the calling shell lives, the one that
-/// `$$` names. Prints the fencing token. Where the commands can be put into one, `palisade run` is
-/// safer: it ends them before a lost lock can be anyone else's.
+/// A background process holds the lock as long as the calling shell (the process that `$$` names)
+/// lives. Prints the fencing token. If the commands can be combined into one, `palisade run` is
+/// safer: it ends them before a lost lock can be granted to another.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
         palisade acquire -q nightly --wait 10s || exit\n  \
@@ -32,7 +32,7 @@ pub(crate) struct Acquire {
     /// Hold it as long as this process lives [default: the calling shell]
     #[arg(long, value_name = "PID")]
     pid: Option<i32>,
-    /// What the shell, and all that it has started, gets when the lock is lost
+    /// What happens to the shell, and to all that it has started, when the lock is lost
     #[arg(long, value_name = "WHAT", value_enum, default_value = "term")]
     on_loss: OnLoss,
 }
@@ -66,7 +66,7 @@ impl Acquire {
         if global.json || !quiet {
             let token = |held: &Held| format!("{}\n", held.token);
             let said = global.printer().answer(&holder.held, token);
-            // Also a broken pipe: the lock is not kept for a caller that does not hear of it.
+            // Also for a broken pipe: the lock is not kept for a caller that never learns of it.
             said.map_err(|error| Failure::Output(io::Error::other(error)))?;
         }
         holder.detach();

@@ -1,4 +1,4 @@
-//! `palisade config`: which config file is in force, and what holds, from where.
+//! `palisade config`: the config file in force, and each setting with its source.
 
 use serde::Serialize;
 use serde_json::json;
@@ -9,9 +9,9 @@ use crate::connect::shown_url;
 use crate::exit::{Outcome, Verdict};
 use crate::view::shown;
 
-/// Show the configuration that is in force
+/// Show the configuration in force
 ///
-/// The first of these files that exists is read: $PALISADE_CONFIG (which must exist then),
+/// The first of these files that exists is read: $PALISADE_CONFIG (if set, it must exist),
 /// $XDG_CONFIG_HOME/palisade/config.toml, ~/.config/palisade/config.toml,
 /// /etc/palisade/config.toml. It may set url, ttl, wait, label and
 /// for_correctness.
@@ -33,7 +33,7 @@ enum What {
     /// Print the path of the config file; exit code 1 when there is none
     #[command(after_help = "Example:\n  palisade config path")]
     Path,
-    /// Print what holds, and where it comes from; secrets are hidden
+    /// Print the settings in force, and where each comes from; secrets are hidden
     #[command(after_help = "Examples:\n  palisade config show\n  palisade config show --json")]
     Show,
 }

@@ -1,7 +1,7 @@
-//! `palisade deadlocks`: which agents wait for each other, as a picture.
+//! `palisade deadlocks`: draws the agents that wait for each other in a cycle.
 //!
-//! What is shown was seen by two surveys alike, so all of it was true at once between them. A
-//! claim of a process that has crashed is shown until its lease ends.
+//! A deadlock is shown only if two surveys agree on it, so all of it was true at one moment
+//! between them. A claim of a process that has crashed is shown until its lease ends.
 
 use std::io::{self, IsTerminal};
 
@@ -17,10 +17,10 @@ use crate::live::{Outages, feed, reader_gone};
 use crate::print;
 use crate::view::{ClaimView, shown};
 
-/// Show deadlocks: who waits for each other
+/// Show deadlocks: agents that wait for each other
 ///
-/// Each `palisade run` is an agent, and so is whatever the library was told is one. Agents that
-/// wait for each other in a circle never go on unless one of them gives way.
+/// Each `palisade run` is an agent, and so is each client that names one with the library's
+/// `agent`. Agents that wait for each other in a cycle never continue unless one gives way.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  palisade deadlocks\n  palisade deadlocks --json\n  \
@@ -28,7 +28,7 @@ use crate::view::{ClaimView, shown};
     Exit codes: 0 none, 1 some, 69 engine unreachable, 77 the engine does not show who waits."
 )]
 pub(crate) struct Deadlocks {
-    /// Show every change too, until a signal comes or nobody reads any more
+    /// Keep running and show every change, until a signal comes or the reader closes the pipe
     #[arg(long)]
     watch: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Deadlocks {
 impl Deadlocks {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let target = Target::find(global)?;
-        // What is wrong with a URL is for the connection to say.
+        // An invalid URL is reported by the connection attempt.
         if let Ok(info) = target.info()
             && !info.capability.waiters_visible
         {
@@ -53,7 +53,7 @@ impl Deadlocks {
         };
         let views: Vec<_> = found.iter().map(DeadlockView::new).collect();
         let text = |_: &Vec<DeadlockView>| match found.is_empty() {
-            // For people: a program that reads lines wants none.
+            // Only for a terminal: a program that reads lines expects none.
             true if io::stdout().is_terminal() => NONE.to_owned(),
             true => String::new(),
             false => pictures(&found),
@@ -110,7 +110,7 @@ struct DeadlockView {
     likely: bool,
     /// The claim that gives way.
     gives_way: Option<String>,
-    /// How many of the agents, from the first on, are a circle.
+    /// How many of the agents, from the first on, form the cycle.
     circle: usize,
     agents: Vec<AgentView>,
 }
@@ -181,7 +181,7 @@ fn pictures(found: &[Deadlock]) -> String {
     pictures.join("\n")
 }
 
-/// The circle with an arrow back to its first agent, and who else is in it.
+/// The cycle with an arrow back to its first agent, then the other agents of the deadlock.
 fn picture(found: &Deadlock) -> String {
     let mut rows = vec![heading(found)];
     for (at, agent) in found.agents[..found.circle].iter().enumerate() {

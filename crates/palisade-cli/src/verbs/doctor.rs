@@ -1,5 +1,5 @@
-//! `palisade doctor`: what an engine is, what it can do, how far away it is, and which of its
-//! settings are unsafe. It reads only: nothing is locked and nothing is changed.
+//! `palisade doctor`: an engine's version, capabilities, latency and unsafe settings. It only
+//! reads: nothing is locked and nothing is changed.
 
 use std::time::Instant;
 
@@ -14,12 +14,12 @@ use crate::connect::Target;
 use crate::exit::{Failure, Verdict};
 use crate::view::shown;
 
-/// Odd, so that the median is one of them; few, so that a slow engine is no long wait.
+/// Odd, so that the median is one of the reads; few, so that a slow engine takes no long time.
 const ROUND_TRIPS: usize = 9;
 
-/// Look at an engine: what it can do, how far away it is, and unsafe settings
+/// Check an engine: capabilities, latency and unsafe settings
 ///
-/// Reads only. The exit code is 1 when a finding is dangerous: when exclusion or tokens can break.
+/// It only reads. The exit code is 1 if a finding is a danger: exclusion or tokens can break.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade doctor\n  \
     palisade doctor --url redis://localhost --json\n\n\
@@ -109,12 +109,12 @@ impl FindingView {
     }
 }
 
-/// What the engine itself can't know: how the command uses it.
+/// Findings that the engine itself can't make: how the command uses it.
 fn of_the_command(target: &Target, absent: bool) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     if absent {
-        let message = "there is no store yet: the first lock makes it";
-        let remedy = "nothing; look again when a lock was taken";
+        let message = "there is no store yet: the first lock creates it";
+        let remedy = "none needed; run doctor again after a lock was taken";
         findings.push(Finding::new(
             Severity::Info,
             "no_store_yet",

@@ -1,7 +1,7 @@
-//! `palisade elect`: leads, and runs a command, or nothing, while it does.
+//! `palisade elect`: leads, and runs a command while it leads, if there is one.
 //!
-//! Only a loss campaigns again; the end of the command, or a signal, ends all of it. One guardian
-//! serves every term. The steps are those of a [`Job`](crate::job::Job).
+//! After a loss it campaigns again; when the command ends or a signal comes, `elect` ends. One
+//! guardian serves every term. The steps are those of a [`Job`](crate::job::Job).
 
 use std::ffi::OsString;
 
@@ -14,7 +14,7 @@ use crate::job::Connected;
 use crate::lock_args::HoldArgs;
 use crate::on_runtime;
 
-/// Lead: one at a time among all who elect the same name
+/// Lead an election: one leader at a time for a name
 ///
 /// Waits to lead, then runs the command, and ends with its exit code. If the leadership is lost
 /// the command is ended before anyone else can lead, and palisade campaigns again. Without a
@@ -32,7 +32,7 @@ use crate::on_runtime;
 pub(crate) struct Elect {
     /// The name of the election
     name: String,
-    /// What the leader stands for, as its address; `palisade leader` shows it
+    /// A value for others to read, such as the leader's address; `palisade leader` shows it
     #[arg(long, value_name = "V")]
     value: Option<String>,
     /// Lead at most once: a lost leadership is exit code 76
@@ -67,7 +67,7 @@ async fn campaign(connected: &mut Connected, once: bool) -> Verdict {
             Err(Failure::Lost(lost)) if !once && connected.can_run_again() => lost,
             verdict => return verdict,
         };
-        // With JSON the event has told it.
+        // With JSON the event has already said so.
         let job = &connected.job;
         if !job.printer.json && !job.quiet {
             let text = format!("{lost}; campaigning again");

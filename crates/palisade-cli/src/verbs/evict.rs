@@ -1,7 +1,7 @@
 //! `palisade evict`: an operator's release of a lock that somebody else holds.
 //!
-//! The holder is told, lets go or runs out of its lease, and only then is its place taken away.
-//! `--force` takes it away at once: the holder hears of it only afterwards, and nothing but its
+//! The holder is notified; its claim is removed only when it has let go or its lease has ended.
+//! `--force` removes the claim at once: the holder learns of it only afterwards, and only its
 //! fencing token keeps it from doing harm.
 
 use palisade::{Eviction, Name, Which};
@@ -13,17 +13,17 @@ use crate::connect::Target;
 use crate::exit::Verdict;
 use crate::view::{ClaimView, shown};
 
-/// Take a lock away from its holder; exit code 1 when there is none
+/// Take a lock away from its holder; exit code 1 if there is none
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade evict nightly-report\n  \
     palisade evict nightly-report --id 3f9a04d6c1b25e7788a0b1c2d3e4f506 --force")]
 pub(crate) struct Evict {
     /// The name of the lock
     name: String,
-    /// Only the claim with this id (see `ls`), holding or waiting, not every holder
+    /// Evict only the claim with this id (see `ls`), holding or waiting, instead of every holder
     #[arg(long)]
     id: Option<String>,
-    /// Take it away at once, without the holder's letting go
+    /// Remove the claim at once, without waiting for the holder to let go
     #[arg(long)]
     force: bool,
 }
@@ -80,7 +80,7 @@ impl Evicted {
         };
         match (done, self.evicted.is_empty()) {
             (false, _) => format!("nothing to evict from {name}\n"),
-            // It came between the look and the deed.
+            // The claim arrived between the survey and the eviction.
             (true, true) => format!("{how} from {name}\n"),
             (true, false) => {
                 let line = |claim: &ClaimView| format!("{how} from {name}: {claim}\n");

@@ -1,7 +1,7 @@
 //! `palisade fence`: compares fencing tokens with the highest one that was accepted.
 //!
-//! The fence is what the engine keeps beside its locks, one mark for each name. It serves scripts
-//! whose storage can't compare tokens itself, and narrows the window of a stale writer; only a
+//! The engine keeps the fence next to its locks: the highest token of each name. It is for scripts
+//! whose storage can't compare tokens itself, and narrows the window of a stale writer; only
 //! storage that compares the token in the same step as its write closes it.
 
 use palisade::fence::{Fence as Storage, Verdict as Judgement, WriteToken};
@@ -30,26 +30,26 @@ enum What {
     Check(Check),
 }
 
-/// Compare a token: exit code 0 when none newer was accepted, 1 when it is stale
+/// Compare a token: exit code 0 if none newer was accepted, 1 if it is stale
 ///
-/// Tokens are remembered for each name by the engine: in the directory of the embedded store, or in
-/// Redis, etcd or PostgreSQL. With an engine that remembers none the storage itself must compare
-/// them.
+/// The engine remembers the highest token of each name: in the directory of the embedded store, or
+/// in Redis, etcd, ZooKeeper or PostgreSQL. With an engine that remembers none, the storage itself
+/// must compare tokens.
 ///
-/// A check apart from the write is advisory: its process can be paused between the two, and a newer
-/// holder may write in between. Only storage that compares the token in the same step as its write
+/// A check that is separate from the write is advisory: the process can be paused between the two,
+/// while a newer holder writes. Only storage that compares the token in the same step as its write
 /// is safe.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     palisade run stock -- sh -c 'palisade fence check stock $PALISADE_TOKEN --accept && ./write'\n  \
     palisade fence check stock 1794780881520131 --json")]
 struct Check {
-    /// The name of what is protected, as that of its lock
+    /// The name of the protected resource, usually that of its lock
     name: String,
     /// The fencing token, as in PALISADE_TOKEN
     #[arg(value_parser = parse_token)]
     token: WriteToken,
-    /// Remember the token: older ones are stale from now on
+    /// Remember the token, so that older ones are stale from now on
     #[arg(long)]
     accept: bool,
 }
@@ -130,5 +130,5 @@ fn parse_token(text: &str) -> Result<WriteToken, String> {
     let token = token
         .map(WriteToken::from)
         .filter(|token| token.stored().is_ok());
-    token.ok_or_else(|| "a token is a whole number above 0, as PALISADE_TOKEN has it".to_owned())
+    token.ok_or_else(|| "a token is a whole number above 0, as in PALISADE_TOKEN".to_owned())
 }

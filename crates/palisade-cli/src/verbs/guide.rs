@@ -1,7 +1,7 @@
 //! `palisade guide`: which engine, which URL and which ttl, and why.
 //!
-//! Everything that it says of an engine is made of the registry of engines and their capabilities;
-//! `needs` has the list of needs, each with its test of that data.
+//! All that it says about an engine comes from the registry of engines and their capabilities;
+//! `needs` has the list of needs, each with a test of that data.
 
 mod needs;
 
@@ -17,7 +17,7 @@ use crate::abilities::meaning;
 use crate::args::Global;
 use crate::exit::{Failure, Verdict};
 
-/// What engines are made for, whether or not this build has them; and other names for them.
+/// Services that engines exist for, whether or not this build has them, and their other names.
 const KNOWN: &[(&str, &[&str])] = &[
     ("consul", &[]),
     ("etcd", &[]),
@@ -32,22 +32,22 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("zookeeper", &["zk"]),
 ];
 
-/// Someone who waits for a new leader waits for the ttl: half a minute is too long for most.
+/// A new leader takes over only after the ttl: half a minute is too long for most uses.
 const LEADER_TTL: Duration = Duration::from_secs(10);
 
 /// Find the engine that fits: which URL, which ttl, and why
 ///
-/// Asks in a terminal; the flags answer beforehand. Nothing is connected to. The exit code is 1
-/// when no engine of this build fits.
+/// It asks questions in a terminal; the flags answer them beforehand. It connects to nothing. The
+/// exit code is 1 if no engine of this build fits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  palisade guide\n  \
     palisade guide --need correctness,many-machines --have postgres,redis\n  \
     palisade guide --need permits --json\n\nNeeds:\n{}", needs::list()))]
 pub(crate) struct Guide {
-    /// What the lock is for, several by comma; see below
+    /// What the lock is for, separated by commas; see below
     #[arg(long, value_name = "NEED", value_delimiter = ',', value_parser = parse_need)]
     need: Vec<&'static Need>,
-    /// What there is already, several by comma: postgres, redis, etcd, …
+    /// What you already have, separated by commas: postgres, redis, etcd, …
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_have)]
     have: Vec<&'static str>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Guide {
 struct Answer {
     needs: Vec<&'static str>,
     have: Vec<&'static str>,
-    /// What the user has and this build lacks.
+    /// Services that the user has and that this build has no engine for.
     lacking: Vec<&'static str>,
     advice: Option<Advice>,
     others: Vec<Other>,
@@ -102,10 +102,14 @@ impl Guide {
     /// Asks the person at the terminal.
     fn ask(&mut self) -> Result<(), Failure> {
         let needs = format!("What must the lock do?\n{}", needs::list());
-        self.need = ask(&needs, "needs, by comma", parse_need)?;
+        self.need = ask(&needs, "needs, separated by commas", parse_need)?;
         if self.have.is_empty() {
-            let have = format!("\nWhat is there already?\n  {}\n", known().join(", "));
-            self.have = ask(&have, "names, by comma, or Enter for nothing", parse_have)?;
+            let have = format!("\nWhat do you already have?\n  {}\n", known().join(", "));
+            self.have = ask(
+                &have,
+                "names, separated by commas, or Enter for nothing",
+                parse_have,
+            )?;
         }
         if self.need.is_empty() {
             self.need = vec![parse_need("efficiency").map_err(Failure::Defect)?];
@@ -167,21 +171,21 @@ fn unknown(word: &str, known: Vec<&'static str>) -> String {
         Some(near) => format!("did you mean {near}? "),
         None => String::new(),
     };
-    format!("{hint}known are {}", known.join(", "))
+    format!("{hint}known names are {}", known.join(", "))
 }
 
-/// Whether a info is for what is there: by its name, or by a scheme such as `postgres+advisory`.
+/// Whether an engine is for this service: by its name, or by a scheme such as `postgres+advisory`.
 fn is_of(info: &EngineInfo, have: &str) -> bool {
     let schemes = info.schemes.iter();
     let mut bases = schemes.filter_map(|scheme| scheme.split('+').next());
     info.name == have || bases.any(|base| base == have)
 }
 
-/// Chooses among the engines of this build: what the user has before what needs nothing, then
-/// the better class, then durable tokens, then the order in which they are offered.
+/// Chooses among the engines of this build: first those that the user has, then those without a
+/// server, then by class, then durable tokens first, then by their order in the registry.
 fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) -> Answer {
     let named = |info: &EngineInfo| have.iter().any(|have| is_of(info, have));
-    // What needs no server is there anyway; without a word of what is there, all are candidates.
+    // An engine without a server is always available; if `have` is empty, all are candidates.
     let there = |info: &EngineInfo| have.is_empty() || named(info) || !needs::has_hosts(info);
     let unmet = |info: &EngineInfo| -> Vec<String> {
         let unmet = needs.iter().filter(|need| !(need.fits)(info));
@@ -191,7 +195,7 @@ fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) 
     ranked.sort_by_key(|info| {
         let fits = unmet(info).is_empty();
         let durable = info.capability.tokens == Tokens::Durable;
-        // Nobody is sent to install a server without a need for it.
+        // Prefer an engine that needs no server to one that the user would have to install.
         let extra = have.is_empty() && needs::has_hosts(info);
         let class = info.capability.class;
         (!fits, !there(info), !named(info), extra, class, !durable)
@@ -247,11 +251,9 @@ impl Advice {
         let mut why: Vec<String> = needs.iter().map(|need| need.says(info)).collect();
         why.push(format!("class {class}: {}", meaning(class)));
         why.push(if leads {
-            format!("ttl {shown}: a leader that is cut off is replaced after it")
+            format!("ttl {shown}: a leader that is cut off is replaced after this time")
         } else {
-            format!(
-                "ttl {shown}: a slow renewal is no loss, a holder that is cut off is replaced soon"
-            )
+            format!("ttl {shown}: tolerates a slow renewal, and replaces a lost holder soon")
         });
         Self {
             engine: info.name,
@@ -278,13 +280,15 @@ impl Answer {
                 let run = format!("palisade run my-lock --url '{url}' -- true");
                 format!("Use {engine}: {requires}.\n\n  {url}\n\n{why}\nTry it: {run}\n")
             }
-            None => "No engine of this build does all of that with what there is.\n".to_owned(),
+            None => {
+                "No engine of this build meets all of these needs with what you have.\n".to_owned()
+            }
         };
         if !self.others.is_empty() {
             text.push_str("\nThe others:\n");
         }
         for Other { engine, fits, why } in &self.others {
-            let fits = if *fits { "would do" } else { "no" };
+            let fits = if *fits { "fits too" } else { "no" };
             text.push_str(&format!("- {engine} ({fits}): {}\n", why.join("; ")));
         }
         for lacking in &self.lacking {

@@ -1,4 +1,4 @@
-//! `palisade help`: the same as `--help`, for whoever types the words in this order.
+//! `palisade help [VERB]`: the same as `palisade [VERB] --help`.
 
 use clap::CommandFactory;
 
@@ -19,7 +19,7 @@ impl Help {
     pub(crate) async fn run(self, _global: &Global) -> Verdict {
         let words = ["palisade".to_owned()].into_iter().chain(self.verb);
         let asked = Args::command().try_get_matches_from(words.chain(["--help".to_owned()]));
-        // The help itself comes as an error too, one for stdout.
+        // clap returns help as an error, too: one that is printed to stdout.
         match asked {
             Err(answer) => Err(Failure::Arguments(answer)),
             Ok(_) => Ok(Outcome::Done),

@@ -17,7 +17,7 @@ use crate::view::{ClaimView, shown};
 pub(crate) struct Leader {
     /// The name of the election
     name: String,
-    /// Show every change of leader too, until a signal comes or nobody reads any more
+    /// Keep running and show every change, until a signal comes or the reader closes the pipe
     #[arg(long)]
     watch: bool,
 }
@@ -37,7 +37,7 @@ struct Leading {
     pid: Option<u32>,
     token: String,
     since: Option<String>,
-    /// Who it is, for people.
+    /// The leader as text.
     #[serde(skip)]
     who: String,
 }
@@ -57,7 +57,7 @@ impl Leader {
         self.show(leader, global)
     }
 
-    /// Shows every change. It listens to no signal, so that each ends it, also in a blocked write.
+    /// Shows every change. It handles no signal, so that each ends it even in a blocked write.
     async fn watch(
         &self,
         target: &Target,

@@ -17,10 +17,10 @@ use crate::view::shown;
     palisade man --out ~/.local/share/man/man1"
 )]
 pub(crate) struct Man {
-    /// Of this verb [default: of palisade itself]
+    /// The verb to print the page of [default: palisade itself]
     #[arg(conflicts_with = "out")]
     verb: Option<String>,
-    /// Write one page for each verb here
+    /// Write one page for each verb into this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

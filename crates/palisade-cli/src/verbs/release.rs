@@ -1,4 +1,4 @@
-//! `palisade release`: gives back what `palisade acquire` took for the same shell.
+//! `palisade release`: releases a lock that `palisade acquire` took for the same shell.
 
 use palisade::{Error, ErrorKind, Name};
 use serde_json::json;
@@ -9,9 +9,9 @@ use crate::exit::{Failure, Outcome, Verdict};
 use crate::holder::{Answer, Directory, Key, Shell};
 use crate::view::shown;
 
-/// Release a lock that this shell has acquired; exit code 1 when it has not
+/// Release a lock that this shell has acquired; exit code 1 if it has not
 ///
-/// The exit code is 76 when the lock was lost meanwhile: someone else may have had it.
+/// The exit code is 76 if the lock was lost meanwhile: another process may have held it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     palisade release nightly\n  \
@@ -19,7 +19,7 @@ use crate::view::shown;
 pub(crate) struct Release {
     /// The name of the lock
     name: String,
-    /// What `acquire` was given [default: the calling shell]
+    /// The process that was passed to `acquire --pid` [default: the calling shell]
     #[arg(long, value_name = "PID")]
     pid: Option<i32>,
 }
@@ -34,7 +34,7 @@ impl Release {
             None => Shell::find(self.pid)?,
         };
         let mut found = directory.find(shell, &name);
-        // Only then does it matter which engine is meant.
+        // The engine matters only if there are several.
         if found.len() > 1 || global.url.is_some() {
             let target = Target::find(global)?;
             let (name, url) = (&name, target.url());

@@ -1,7 +1,7 @@
-//! `palisade resize`: gives the permits of a line that is in use another capacity.
+//! `palisade resize`: changes the capacity of permits while they are in use.
 //!
-//! Holders keep what they hold, even if it is more than fits now; waiters are granted by the new
-//! capacity at once. Whoever asks from now on must name it.
+//! Holders keep what they hold, even if it no longer fits; waiters are granted by the new capacity
+//! at once. Later requests must name it.
 
 use palisade::Name;
 use serde_json::json;
@@ -11,17 +11,17 @@ use crate::connect::Target;
 use crate::exit::Verdict;
 use crate::view::shown;
 
-/// Change how many permits there are, while they are in use; exit code 1 when none are
+/// Change the number of permits while they are in use; exit code 1 if none are in use
 ///
-/// Nobody loses a permit: when there are fewer now, the next is granted when enough came back.
-/// Commands that ask from now on must name the new number.
+/// Nobody loses a permit: if there are fewer now, the next is granted when enough came back. Later
+/// requests must name the new number.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade resize downloads 8\n  \
     palisade resize downloads 8 && palisade run downloads --permits 1/8 -- ./fetch.sh")]
 pub(crate) struct Resize {
     /// The name of the permits
     name: String,
-    /// How many there are from now on
+    /// The new number of permits
     #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..i64::from(u32::MAX)))]
     capacity: u32,
 }
@@ -38,7 +38,7 @@ impl Resize {
         let text = |_: &_| match (resized, shown(&self.name)) {
             (true, name) => format!("{name} has {capacity} permits now\n"),
             (false, name) => {
-                format!("no permits of {name} are in use: the next to ask names their number\n")
+                format!("no permits of {name} are in use: the next request sets their number\n")
             }
         };
         global.printer().reply(&answer, text, resized)

@@ -1,6 +1,5 @@
 //! `palisade run`: runs a command while holding a lock. The steps are those of a
-//! [`Job`](crate::job::Job); whatever goes wrong on the way, the lock is released before palisade
-//! returns.
+//! [`Job`](crate::job::Job); if one of them fails, the lock is released before palisade returns.
 
 use std::ffi::OsString;
 
@@ -14,7 +13,7 @@ use crate::on_runtime;
 /// Run a command while holding a lock
 ///
 /// Waits for the lock, runs the command, releases the lock, and ends with the command's exit
-/// code. If the lock is lost the command is ended before anyone else can get it.
+/// code. If the lock is lost, the command is ended before anyone else can get the lock.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "palisade run [OPTIONS] <NAME> -- <CMD>...",

@@ -1,5 +1,5 @@
-//! `palisade schema`: prints the SQL of an engine that keeps its locks in tables, for databases
-//! whose users may not make tables themselves, and the SQL that fences the rows of any table.
+//! `palisade schema`: prints the SQL that creates an engine's tables, for databases whose users
+//! may not create tables themselves, and the SQL that fences the rows of any table.
 
 use palisade::engines::postgres::Schema as Tables;
 use palisade::fence::sql::Table;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::args::Global;
 use crate::exit::{Failure, Verdict};
 
-/// Print the SQL that an engine's tables are made with, or that fences a table of yours
+/// Print the SQL that creates an engine's tables, or that fences a table of yours
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade schema postgres | psql shop\n  \
     palisade schema postgres --user app | psql shop\n  \
@@ -18,10 +18,10 @@ pub(crate) struct Schema {
     /// The database
     #[arg(value_enum)]
     engine: Which,
-    /// The schema to make the tables of locks in, as in the URL's schema=
+    /// The schema for the tables of locks, as in the URL's schema=
     #[arg(long, default_value = "palisade")]
     schema: String,
-    /// Also the grants for this user, who need not own anything
+    /// Also print the grants for this user, who need not own the tables
     #[arg(long)]
     user: Option<String>,
     /// Fence the rows of this table instead: a write without the newest token is refused
@@ -36,7 +36,7 @@ pub(crate) struct Schema {
         requires = "fence"
     )]
     key: Vec<String>,
-    /// Take each token once for each row
+    /// Accept each token once for each row
     #[arg(long, requires = "fence")]
     strict: bool,
 }
@@ -69,7 +69,7 @@ impl Schema {
         Ok(format!("{}{grants}", tables.sql()))
     }
 
-    /// What fences a table.
+    /// The SQL that fences a table.
     fn fencing(&self, table: &str, engine: Which) -> Result<String, Failure> {
         let mut table = Table::new(table)?.keyed_by(&self.key)?;
         if self.strict {
@@ -85,7 +85,7 @@ impl Schema {
         Ok(format!("BEGIN;\n\n{sql}\nCOMMIT;\n{grants}"))
     }
 
-    /// The grants for the user, or, for an example, as a comment.
+    /// The grants for the user, or an example of them in a comment.
     fn grants(&self, grants: impl Fn(&str) -> String) -> String {
         if let Some(user) = &self.user {
             return format!("\n{}", grants(user));

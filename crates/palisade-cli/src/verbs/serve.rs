@@ -1,7 +1,7 @@
-//! `palisade serve`: a gateway in front of the engine, for who has HTTP and not palisade.
+//! `palisade serve`: a gateway in front of the engine, for programs that speak HTTP.
 //!
-//! What may come in is decided in `palisade-gateway`; here are the flags, the token of the port,
-//! which only this user may read, and the signals that end it.
+//! `palisade-gateway` decides which requests are allowed. This file has the flags, the token of
+//! the port, which only this user may read, and the signals that end the gateway.
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
@@ -26,8 +26,9 @@ use crate::view::shown;
 
 /// Serve the engine's locks over HTTP
 ///
-/// This user's programs reach it by a socket without a token, and by a port of this machine with
-/// the token in a file beside the socket. Elsewhere it needs TLS and an access file.
+/// Programs of this user reach it through a socket without a token, and through a port of this
+/// machine with the token in a file next to the socket. To listen on other addresses it needs TLS
+/// and an access file.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -41,39 +42,39 @@ pub(crate) struct Serve {
     /// The address to listen at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
     listen: SocketAddr,
-    /// Listen at the socket alone
+    /// Listen at the socket only
     #[arg(long)]
     no_port: bool,
     /// The socket to listen at [default: gateway.sock in $XDG_RUNTIME_DIR/palisade, or in
     /// /tmp/palisade-UID]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Who may do what, as TOML; see docs/gateway.md
+    /// The access file: who may do what, as TOML; see docs/gateway.md
     #[arg(long, value_name = "FILE")]
     access: Option<PathBuf>,
     /// The certificate chain, as PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its key, as PEM
+    /// The key of the certificate, as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Ask for neither TLS nor a token: something in front of the gateway sees to both
+    /// Require neither TLS nor a token: a proxy in front of the gateway provides both
     #[arg(long)]
     insecure: bool,
-    /// What clients call the gateway, such as `https://locks.example.com`; repeatable, and the first
-    /// is where sessions are told to stay
+    /// The URL that clients use for the gateway, such as `https://locks.example.com`; repeatable.
+    /// Sessions are told to use the first one
     #[arg(long, value_name = "URL")]
     public_url: Vec<String>,
-    /// How long sessions are kept after a signal to end
+    /// How long sessions are kept while the gateway drains after a signal
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     drain: Duration,
-    /// Sessions that one principal may have
+    /// The number of sessions that one principal may have
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     max_sessions: usize,
-    /// Claims that one principal may have
+    /// The number of claims that one principal may have
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_claims: usize,
-    /// Requests of one principal that may wait
+    /// The number of waiting requests that one principal may have
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_waiting: usize,
     /// Where audit events go, as lines of JSON [default: stderr]
@@ -83,7 +84,7 @@ pub(crate) struct Serve {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Print a new token once, and what the access file has of it
+    /// Print a new token once, and its hash for the access file
     #[command(after_help = "Example:\n  palisade serve token billing")]
     Token {
         /// The name of the principal
@@ -167,8 +168,8 @@ impl Serve {
             "socket": socket.display().to_string(),
             "token_file": file,
         });
-        // With the token behind `#`, which a browser sends nowhere; for a person who looks, and
-        // not for a log.
+        // The token is behind `#`, which a browser does not send. Only for a terminal, not for a
+        // log.
         let page = token.as_ref().filter(|_| std::io::stderr().is_terminal());
         let page = page.map(|(token, _)| format!("\ndashboard: {}/#{token}", gateway.url()));
         global.printer().event(event, || {
@@ -186,7 +187,7 @@ impl Serve {
         };
         gateway.serve(end).await;
         if let Some((_, path)) = token {
-            // It opens nothing any more.
+            // The token is no longer valid.
             let _ = std::fs::remove_file(path);
         }
         client.close().await;
@@ -209,8 +210,8 @@ impl Token {
     }
 }
 
-/// The URL, with holds that outlive the gateway's process until their leases end, where the
-/// engine has to be asked for that.
+/// The URL, with the option that lets holds outlive the gateway's process until their leases end,
+/// if the engine needs one.
 fn by_lease(target: &Target) -> Result<String, Failure> {
     let url = target.url();
     let asks = target.info()?.options.contains(&"ends_with");
@@ -221,13 +222,13 @@ fn by_lease(target: &Target) -> Result<String, Failure> {
     Ok(format!("{url}{sign}ends_with=lease"))
 }
 
-/// Makes a token, and a file with it that only this user can read.
+/// Generates a token, and writes it to a file that only this user can read.
 fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
     let (token, _) = new_token();
     let path = folder.join("gateway.token");
     private_folder(folder)?;
     let write = || {
-        // A new file each time: an old one may be open elsewhere, or a link.
+        // A new file each time: an old one may be open elsewhere, or be a link.
         let fresh = folder.join(format!("gateway.token.{}", std::process::id()));
         let _ = std::fs::remove_file(&fresh);
         let mut options = OpenOptions::new();
@@ -243,8 +244,8 @@ fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
     Ok((token, path))
 }
 
-/// Takes as many descriptors as this process may have: a waiting request has one. Fewer
-/// connections are taken where it can't be raised.
+/// Raises the limit on open files to its maximum: each waiting request needs one. If it can't be
+/// raised, fewer connections are accepted.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

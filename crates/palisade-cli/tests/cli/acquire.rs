@@ -12,7 +12,7 @@ use crate::contract::{self, HELD, RELEASED};
 use crate::redis::Redis;
 use crate::support::*;
 
-/// The shells that scripts are written for, those that are here.
+/// The common shells that are installed here.
 fn shells() -> Vec<&'static str> {
     let here = |shell: &&str| Command::new(shell).args(["-c", "true"]).status().is_ok();
     let shells: Vec<_> = ["sh", "bash", "dash"].into_iter().filter(here).collect();
@@ -46,7 +46,7 @@ fn sh(store: &Store, text: &str) -> Ran {
     finish(script(store, "sh", text))
 }
 
-/// Nothing is held, and nothing is left where holders are found.
+/// Nothing is held, and no socket of a holder is left.
 #[track_caller]
 fn assert_nothing_left(store: &Store) {
     until("the locks are free", || store.lines().is_empty());
@@ -130,7 +130,7 @@ fn the_end_of_the_shell_releases_whatever_ends_it() {
             running.signal(signal);
             assert_nothing_left(&store);
         }
-        // And if it just comes to its end, in its last command too.
+        // Also if it just ends, even in its last command.
         let store = Store::new();
         let text = "palisade acquire x -q && palisade acquire y -q && palisade release y";
         let output = finish(script(&store, shell, text));
@@ -199,7 +199,7 @@ fn another_shell_can_not_release_it() {
     sh(&store, text).wrote("child 1\ntold 0\n");
 }
 
-/// Steps that are shells of their own, below one process.
+/// Steps that are separate shells below one process.
 #[test]
 fn steps_hold_it_together_by_the_process_above_them() {
     let store = Store::new();
@@ -220,7 +220,7 @@ fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
                 palisade run x --no-wait -q -- true; echo $?\n\
                 palisade run y -- true; echo $?";
     sh(&store, text).wrote("77\n77\n77\n75\n0\n");
-    // Another's is.
+    // The lock of another shell can be waited for.
     let mut running = Running::start(script(&store, "sh", "palisade acquire x; read line"));
     running.line();
     let other = Running::start(store.palisade("run x -- true"));
@@ -282,7 +282,7 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
     assert_nothing_left(&store);
 }
 
-/// A lock that nobody was told of is not kept.
+/// A lock that no caller learned of is not kept.
 #[test]
 fn a_token_that_can_not_be_printed_is_a_failure() {
     let store = Store::new();
@@ -301,7 +301,7 @@ fn a_token_that_can_not_be_printed_is_a_failure() {
     assert_eq!(std::fs::read_to_string(store.path("code")).unwrap(), "0\n");
 }
 
-/// Whoever waits and is ended leaves the line, and nobody holds for it later.
+/// A waiting `acquire` that is ended leaves the line, and no holder acquires for it later.
 #[test]
 fn a_caller_that_is_ended_leaves_nothing() {
     for signal in ["INT", "TERM", "KILL"] {
@@ -311,7 +311,7 @@ fn a_caller_that_is_ended_leaves_nothing() {
         let mut running = Running::start(script(&store, "bash", text));
         let caller: u32 = running.line().parse().unwrap();
         until("it waits", || store.waiters() == 1);
-        // A shell has its background commands ignore INT.
+        // A shell makes its background commands ignore INT.
         kill(caller, if signal == "INT" { "HUP" } else { signal });
         until("it left the line", || store.waiters() == 0);
         drop(held);
@@ -420,7 +420,7 @@ fn a_lost_lock_ends_the_shell_and_what_it_runs() {
     }
 }
 
-/// When no renewal comes through, the shell is ended before the lock can be anyone else's.
+/// When no renewal succeeds, the shell is ended before the lock can be granted to another.
 #[test]
 fn a_lease_that_runs_out_ends_the_shell_first() {
     let store = Store::new();

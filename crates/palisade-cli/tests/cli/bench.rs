@@ -139,7 +139,7 @@ fn a_signal_ends_it_with_all_its_waiters() {
         let args = "bench --scenario pass --waiters 4 --seconds 600";
         let running = Running::start(store.palisade(args));
         until("they pass it on", || store.waiters() > 0);
-        // Past the warm-up, which is short: in a round, they would go on for a minute.
+        // After the warm-up, which is short: in a round, they would run for a minute.
         let began = Instant::now();
         until("the first round runs", || began.elapsed() > 6 * WARM_UP);
         running.signal(signal);

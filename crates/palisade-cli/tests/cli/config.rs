@@ -141,7 +141,7 @@ fn the_defaults_of_the_file_are_in_force() {
     );
 
     home.soon("run x -- echo no").is(75).says("within 100ms");
-    // What is said on the command line comes first.
+    // The command line has priority.
     home.soon("run x --no-wait -- echo no")
         .is(75)
         .says("held by someone else");
@@ -208,12 +208,12 @@ fn a_file_that_can_not_be_read_is_refused() {
     assert!(fifo.success());
     let bytes = std::ffi::OsString::from_vec(b"/no/\xff".to_vec());
     for (file, expected, word) in [
-        (path("missing"), 78, "not there"),
+        (path("missing"), 78, "does not exist"),
         (path("folder"), 78, "can't be read"),
         (path("bytes"), 78, "UTF-8"),
         (path("long"), 78, "64 KiB"),
-        (bytes.into(), 78, "not there"),
-        // Nothing hangs on a FIFO that nobody writes to, nor on what never ends.
+        (bytes.into(), 78, "does not exist"),
+        // Neither a FIFO without a writer nor an endless file makes it hang.
         (path("fifo"), 0, ""),
         ("/dev/null".into(), 0, ""),
         ("/dev/zero".into(), 78, ""),
@@ -260,7 +260,7 @@ fn a_ttl_of_the_file_that_no_engine_takes_is_configuration() {
 #[test]
 fn a_home_that_can_not_be_entered_matters_only_where_it_is_needed() {
     let home = Home::new();
-    // A link to itself keeps root out too.
+    // A link to itself is inaccessible even to root.
     let away = home.store.path("away");
     std::os::unix::fs::symlink(&away, &away).unwrap();
     let url = home.url("locks");
@@ -273,7 +273,7 @@ fn a_home_that_can_not_be_entered_matters_only_where_it_is_needed() {
     palisade(&with_flag, &[]).is(0);
     palisade("run x -- true", &[("PALISADE_URL", &url)]).is(0);
     refused(&palisade("run x -- true", &[]), "can't be opened");
-    // One that was asked for must be there.
+    // A file that PALISADE_CONFIG names must exist.
     let asked = away.join("config.toml");
     let asked = [("PALISADE_CONFIG", asked.to_str().unwrap())];
     refused(&palisade(&with_flag, &asked), "can't be opened");
@@ -287,7 +287,7 @@ fn correctness_is_asked_for_by_a_flag_or_the_file() {
     assert_eq!(home.shows("", &[], "for_correctness"), ["false", "default"]);
     home.soon("run x --for-correctness -- true").is(0);
     home.soon("elect x --for-correctness -- true").is(0);
-    // One whose tokens depend on kept data, if there is one to ask.
+    // An engine of class C, if one is available.
     let Some(redis) = Redis::start(&home.store) else {
         return;
     };

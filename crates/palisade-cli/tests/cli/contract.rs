@@ -1,5 +1,5 @@
-//! The command's JSON, checked strictly: every key must be there, no other may be, and each value
-//! has its type. What the keys are is `docs/command.md`'s.
+//! The command's JSON, checked strictly: every key is required, no other is allowed, and each value
+//! has its type. `docs/command.md` documents the keys.
 
 use serde_json::Value;
 

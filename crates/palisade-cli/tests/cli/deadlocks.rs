@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::contract;
 use crate::support::*;
 
-/// A script that nests `inner` in `outer`: it says `ready` when it holds the outer lock, and goes
-/// on when it is told to.
+/// A script that nests `inner` in `outer`: it prints `ready` when it holds the outer lock, and
+/// continues on request.
 fn script(store: &Store, outer: &str, inner: &str, options: &str) -> Running {
     let script = format!(
         "echo ready; read go; \"$PALISADE\" run {options} --ttl 6s {inner} -- echo both; \
@@ -74,9 +74,9 @@ fn opposite_orders_are_reported_as_likely() {
     assert_eq!(json[0]["likely"], true);
     assert_eq!(json[0]["circle"], 4);
     assert_eq!(json[0]["gives_way"], serde_json::Value::Null);
-    // They wait on: the circle is told, not broken.
+    // They keep waiting: the cycle is reported, not broken.
     assert_eq!(store.waiters(), 2);
-    // What `evict` takes away is no circle any more.
+    // Evicting a claim ends the cycle.
     store.ran("evict a --force").is(0);
     store.ran("deadlocks").is(0);
 }
@@ -107,7 +107,7 @@ fn it_can_be_silenced_and_switched_off() {
     ];
     scripts.iter_mut().for_each(|script| script.write("go\n"));
     until("both wait", || store.waiters() == 2);
-    // Seen by who looks from outside, and told by nobody inside; neither gives way.
+    // It is seen from outside, but neither run reports it or gives way.
     std::thread::sleep(Duration::from_secs(3));
     let json = store
         .ran("deadlocks --json")

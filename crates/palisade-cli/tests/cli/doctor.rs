@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use crate::contract;
 use crate::support::*;
 
-/// A store that is there.
+/// A store that exists.
 fn store() -> Store {
     let store = Store::new();
     store.ran("run first -- true").is(0);

@@ -113,7 +113,7 @@ fn a_leadership_that_is_taken_away_kills_all_that_the_command_started() {
     }
     let pids = [running.line(), running.line()];
     running.signal("KILL");
-    // Its stdin stays open: a command that ends by itself leaves behind what it likes.
+    // Its stdin stays open: a command that ends by itself may leave processes behind.
     gone(&pids);
     running.end();
 }

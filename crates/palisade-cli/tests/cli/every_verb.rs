@@ -1,5 +1,5 @@
-//! What every verb owes its users, found by asking `--help` for the verbs: a new one is tested by
-//! being there, and its line in `SAMPLES` tests more.
+//! Rules for every verb. The verbs are read from `--help`, so a new one is tested automatically;
+//! its line in `SAMPLES` tests more.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -35,7 +35,7 @@ const SAMPLES: &[(&str, i32)] = &[
     ("queue work q --drain -- true", 0),
 ];
 
-/// Those that go on until they are ended.
+/// Uses that run until they are ended.
 const ENDLESS: &[&str] = &[
     "run x -- sleep 60",
     "elect x -- sleep 60",
@@ -105,7 +105,7 @@ fn a_misspelt_verb_is_seen_through() {
     }
 }
 
-/// Bytes that are no text are refused where text is needed, and never a panic.
+/// Bytes that are not UTF-8 are refused where text is needed, and never cause a panic.
 #[test]
 fn arguments_that_are_no_text_are_usage() {
     let store = Store::new();
@@ -138,7 +138,7 @@ fn samples_end_as_they_should() {
         store.ran(*args).is(*expected).silent();
         // With stdin closed, not just empty.
         finish(in_shell("exec <&-", &store.palisade(*args))).is(*expected);
-        // A question whose answer nobody reads is answered; a "no" need not be heard.
+        // Into a closed pipe the exit code is 0, even if the answer is "no".
         if !runs_a_command(args) {
             into_closed_pipe(store.palisade(*args)).is(0).silent();
             let json = format!("--json {args}");

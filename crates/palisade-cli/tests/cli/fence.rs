@@ -75,7 +75,7 @@ fn the_tokens_of_run_are_compared_across_holders() {
     check(&store, &old).is(0);
     finish(store.run("x", &[], &script)).is(0);
     check(&store, &old).is(1);
-    // The lines are another matter.
+    // The lines are not affected.
     std::fs::remove_dir_all(store.path("store/lines")).unwrap();
     store.assert_empty();
     check(&store, &old).is(1);
@@ -124,7 +124,7 @@ fn what_can_not_be_checked_is_refused() {
             .is(expected)
             .error();
     }
-    // A damaged fence is never free.
+    // A damaged fence never counts as absent.
     check(&store, "x 5 --accept").is(0);
     std::fs::write(store.path("store/fences/palisade/x.fence"), "garbage").unwrap();
     for args in ["x 9", "x 9 --accept"] {

@@ -1,4 +1,4 @@
-//! The command through a gateway, where only that can be reached.
+//! The command through a gateway, with no other way to the engine.
 
 use serde_json::json;
 

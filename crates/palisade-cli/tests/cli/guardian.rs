@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::*;
 
-/// A command that does not end when it is asked to, nor do a child of it in the background, one in
-/// a session of its own, and one whose parent is gone as well; it says all pids, its own first.
-/// They work: each writes to a file of its own as long as it runs.
+/// A command that ignores TERM, as do a background child, one in its own session, and one whose
+/// parent is gone as well. It prints all pids, its own first. Each process writes to its own file
+/// as long as it runs.
 const FAMILY: &str = r#"
     trap '' TERM HUP
     work='trap "" TERM HUP; while :; do echo >>$WORK/$$; sleep 0.01; done'
@@ -18,7 +18,7 @@ const FAMILY: &str = r#"
     echo $$ $background $session $orphan
     while :; do echo >>$WORK/$$; sleep 0.01; done"#;
 
-/// Starts [`FAMILY`] under the lock `x`, and answers with the pids when all of them work.
+/// Starts [`FAMILY`] under the lock `x`, and returns the pids when all of them write.
 fn start_family(store: &Store, args: &[&str]) -> (Running, Vec<String>) {
     let work = store.path("work");
     let _ = std::fs::remove_dir_all(&work);
@@ -34,7 +34,7 @@ fn start_family(store: &Store, args: &[&str]) -> (Running, Vec<String>) {
     (running, pids)
 }
 
-/// Starts the next holder, whose command says which of `pids` exist when it gets the lock.
+/// Starts the next holder, whose command prints which of `pids` exist when it gets the lock.
 fn start_next(store: &Store, pids: &[String]) -> Running {
     let script = format!(
         "for pid in {}; do [ ! -e /proc/$pid ] || echo alive $pid; done; echo granted",
@@ -107,7 +107,7 @@ fn a_guardian_that_is_stopped_is_replaced_when_the_lock_is_lost() {
     assert_eq!(running.code(), Some(76));
 }
 
-/// The kernel does what neither of them can.
+/// If both are killed, the kernel kills the command.
 #[test]
 fn the_command_ends_when_its_guardian_is_killed_while_palisade_is_stopped() {
     let store = Store::new();
@@ -121,7 +121,8 @@ fn the_command_ends_when_its_guardian_is_killed_while_palisade_is_stopped() {
     store.assert_empty();
 }
 
-/// What a program in the command leaves behind by a double fork is no child of anyone's else.
+/// A process that the command leaves behind by a double fork becomes the guardian's child, which
+/// reaps it.
 #[test]
 fn nothing_is_left_after_a_normal_end() {
     let store = Store::new();
@@ -154,7 +155,7 @@ fn a_waiting_palisade_takes_its_guardian_along() {
     }
 }
 
-/// A grandchild must not keep what palisade was given open through the guardian.
+/// The guardian must not keep files open that palisade was started with.
 #[test]
 fn the_guardian_keeps_no_file_that_palisade_was_given() {
     let store = Store::new();

@@ -113,10 +113,10 @@ fn unknown_words_list_the_known_ones() {
 fn in_a_terminal_it_asks() {
     let store = Store::new();
     let mut session = Session::start(&store, "$PALISADE guide");
-    session.see("needs, by comma:");
+    session.see("needs, separated by commas:");
     session.press("corectness\n");
     session.see("did you mean correctness?");
-    session.see("needs, by comma:");
+    session.see("needs, separated by commas:");
     session.press("correctness, one-machine\n");
     session.see("Enter for nothing:");
     session.press("\n");
@@ -125,7 +125,7 @@ fn in_a_terminal_it_asks() {
 
     for (key, expected) in [("\x04", 2), ("\x03", 130)] {
         let mut session = Session::start(&store, "$PALISADE guide");
-        session.see("needs, by comma:");
+        session.see("needs, separated by commas:");
         session.press(key);
         assert_eq!(session.code(), Some(expected));
     }

@@ -1,4 +1,4 @@
-//! Limits of the system, and inputs beyond all measure: a documented code, never a panic.
+//! System limits and oversized inputs: a documented exit code, never a panic.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ fn into(file: File, mut command: Command) -> Ran {
 
 #[test]
 fn too_few_files_are_refused_with_71() {
-    // With three the loader itself can't start; whoever runs the tests may leave us some.
+    // With three the loader itself can't start; the test runner may leave us some.
     for files in 4..=40 {
         let store = Store::new();
         for args in ["run x -- true", "elect x -- true", "ls"] {

@@ -111,7 +111,7 @@ fn looking_makes_no_store() {
     let mut leader = Running::start(store.palisade("leader x --watch"));
     assert!(leader.line().contains("nobody leads"));
     assert!(!store.path("store").exists());
-    // They see what comes.
+    // They show what comes later.
     let _held = store.hold("x", &[]);
     assert!(lines.line().contains("\"x\""));
     assert!(leader.line().contains(" leads x"));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::contract;
 use crate::support::*;
 
-/// A child that does not end when it is asked to.
+/// A child that ignores TERM.
 const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.02; done";
 
 #[test]

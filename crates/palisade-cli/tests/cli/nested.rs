@@ -29,7 +29,7 @@ fn a_lock_of_an_ancestor_is_refused_at_once() {
     ] {
         nested(&store, "a", inner).is(77);
     }
-    // Before it waits at all: this patience ends sooner than a wait is told of.
+    // It is refused before it waits: this patience is shorter than the time to the first notice.
     nested(&store, "a", "run a --wait 1ms -- echo no").is(77);
     let json = nested(&store, "a", "run a --json -- echo no");
     assert_eq!(json.error()["code"], "held_by_ancestor", "{json:?}");
@@ -48,7 +48,7 @@ fn what_does_not_wait_for_an_ancestor_is_as_ever() {
         nested(&store, outer, inner).is(0).wrote("yes\n");
     }
     nested(&store, "a --permits 1/1", "run a --permits 1/1 -- echo no").is(77);
-    // One that an ancestor held and holds no more, and permits of others.
+    // A lock that an ancestor no longer holds, and permits that others hold.
     let permits = "\"$PALISADE\" run a --permits 1/2 -- echo yes";
     let mut stale = command(&store, "a", "echo yes");
     stale.env("PALISADE_ANCESTORS", "0123456789abcdef");

@@ -1,6 +1,6 @@
-//! `docs/command.md`, and `docs/queue.md` for `palisade queue`, beside the command: documents and
-//! events have the keys of the contract, verbs and options are those of the help. (Exit codes are
-//! compared in `exit.rs`.)
+//! Compares `docs/command.md`, and `docs/queue.md` for `palisade queue`, with the command:
+//! documents and events have the keys of the contract, verbs and options are those of the help.
+//! (Exit codes are compared in `exit.rs`.)
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn inline(page: &'static str) -> Vec<&'static str> {
     texts.filter(|text| !text.contains('\n')).collect()
 }
 
-/// The keys of an object as people write it: words in quotes behind its `{` or a comma of its own.
+/// The keys of an object in the notation of the page: quoted words after its `{` or its own commas.
 fn written(object: &str) -> BTreeSet<&str> {
     let (mut depth, mut expects, mut keys) = (0, false, BTreeSet::new());
     let mut parts = object.split('"');
@@ -122,7 +122,7 @@ fn events_have_the_keys_of_the_contract() {
         .filter(|o| o.starts_with("{\"event\""))
         .collect();
     for object in &shown {
-        // Of what watches, without a name; of `bench` and `serve`, tested there.
+        // Events of `--watch`, which have no name, and of `bench` and `serve`, tested there.
         let own = [
             "{\"event\":\"unreachable\",\"message\"}",
             "{\"event\":\"noisy\"",

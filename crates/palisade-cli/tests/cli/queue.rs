@@ -334,7 +334,7 @@ fn a_terminal_shows_progress() {
     push(&store, "--lines", b"1\n2\n3").is(0);
     let line = "$PALISADE queue work q --drain -- sh -c '[ $(cat) != 2 ]'; echo code-$?";
     let mut session = Session::start(&store, line);
-    session.see("failed (exit code 1), tried again in");
+    session.see("failed (exit code 1), retried in");
     session.see("q: 2 done, 1 failed, 0 running");
     session.see("code-1");
     assert_eq!(session.code(), Some(0));

@@ -35,9 +35,9 @@ fn resizes(store: &Store, url: &str) {
         (&answer["capacity"], &answer["resized"]),
         (&2.into(), &true.into())
     );
-    // It waited for a permit of one, and there are two now.
+    // It waited for the only permit, and there are two now.
     assert_eq!(second.line(), "ready");
-    // Whoever asks now names the new number.
+    // Later requests name the new number.
     at("run p --no-wait --permits 1/1 -- true").is(77);
     at("run p --no-wait --permits 1/2 -- true").is(75);
     // Nobody loses a permit.
@@ -60,7 +60,7 @@ fn permits_are_resized_while_they_are_in_use() {
     let (redis, urls) = urls(&store);
     let mut resized = 0;
     for url in &urls {
-        // Where there is no store nothing can be resized on any engine.
+        // Without a store there is nothing to resize.
         store.ran(&format!("--url {url} run x -- true")).is(0);
         let health = store
             .ran(&format!("--url {url} doctor --json"))

@@ -29,7 +29,7 @@ fn line(store: &Store, text: &str) -> Command {
     script(store, "sh", &format!("PATH=$PWD:$PATH; {text}"))
 }
 
-/// Says that it runs, and that nobody else does, and waits to be let go.
+/// Reports that it runs, checks that no other instance does, and waits to be released.
 const ALONE: &str = "#!/bin/sh\nmkdir alone || echo both >>log\necho \"$0\" >>log\necho runs\n\
                      read line\nrmdir alone\n";
 

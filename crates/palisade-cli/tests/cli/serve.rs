@@ -1,4 +1,4 @@
-//! `palisade serve` as a process: who may come in, and what its death leaves.
+//! `palisade serve` as a process: access, and the state after it is killed.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -98,7 +98,7 @@ fn it_serves_this_user_and_drains() {
         held_line.is_some_and(|line| line.ends_with(" 1")),
         "{metrics}"
     );
-    // Beside the command's own locks.
+    // Together with the command's own locks.
     assert_eq!(store.code("run x --no-wait -- true"), Some(75));
     serving.running.signal("TERM");
     let secret = held["session"]["secret"].as_str();
@@ -141,8 +141,8 @@ fn a_token_is_printed_once_with_its_hash() {
     assert!(!text.contains(token), "another one each time");
 }
 
-/// The holder believes no longer than the engine keeps its place, though the gateway is killed;
-/// a waiter of the dead gateway, granted at that moment or not, keeps nobody out for long.
+/// If the gateway is killed, the holder's validity ends before the engine's lease; a waiter of the
+/// dead gateway, granted at that moment or not, does not block others for long.
 #[test]
 fn a_killed_gateway_leaves_nobody_believing_too_long() {
     let ttl = Duration::from_millis(1500);

@@ -1,4 +1,4 @@
-//! Signals: passed on to the child's whole group, and obeyed while waiting.
+//! Signals: passed on to the child's whole group, and handled while waiting.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

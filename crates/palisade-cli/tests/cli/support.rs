@@ -31,7 +31,7 @@ pub(crate) fn palisade() -> Command {
     ] {
         command.env_remove(name);
     }
-    // Whoever runs the tests may have one.
+    // The environment of the test runner may set it.
     command.env("PALISADE_CONFIG", "/dev/null");
     command.stdin(Stdio::null());
     command
@@ -39,7 +39,7 @@ pub(crate) fn palisade() -> Command {
 
 /// A directory with the locks of one test.
 pub(crate) struct Store {
-    /// Before the directory: it ends first.
+    /// Declared before the directory, so that it is dropped first.
     gateway: Option<Running>,
     dir: TempDir,
 }
@@ -51,7 +51,7 @@ impl Store {
         Self { gateway, dir }
     }
 
-    /// One that the command reaches through the socket of a gateway only.
+    /// A store that the command reaches only through the socket of a gateway.
     pub(crate) fn behind_a_gateway() -> Self {
         let mut store = Self::new();
         let mut command = store.palisade("serve --json --no-port --drain 100ms --socket");
@@ -93,7 +93,7 @@ impl Store {
         finish(self.palisade(args))
     }
 
-    /// The same, for what waits for nothing.
+    /// The same, for commands that don't wait.
     #[track_caller]
     pub(crate) fn soon(&self, args: &(impl Words + ?Sized)) -> Ran {
         finish_soon(self.palisade(args))
@@ -207,8 +207,8 @@ impl Pipe {
         Self { chunks, seen }
     }
 
-    /// Waits for `text`, and answers with everything up to and with it; at the end of the pipe,
-    /// with what there is.
+    /// Waits for `text`, and returns everything up to and including it; at the end of the pipe,
+    /// everything.
     #[track_caller]
     pub(crate) fn see(&mut self, text: &str) -> String {
         let at = |seen: &[u8]| {
@@ -222,7 +222,7 @@ impl Pipe {
             if let Some(end) = at(&self.seen) {
                 break end;
             }
-            // What comes may be something else, again and again.
+            // Other output may arrive repeatedly.
             let left = deadline.saturating_duration_since(Instant::now());
             match self.chunks.recv_timeout(left) {
                 Ok(chunk) => self.seen.extend(chunk),
@@ -238,7 +238,7 @@ impl Pipe {
         String::from_utf8_lossy(&seen).into_owned()
     }
 
-    /// What came since, if anything does.
+    /// The output since then, if any.
     pub(crate) fn more(&mut self) -> Vec<u8> {
         if let Ok(chunk) = self.chunks.recv_timeout(Duration::from_millis(20)) {
             self.seen.extend(chunk);
@@ -361,7 +361,7 @@ pub(crate) fn wait(process: &mut Child) -> std::process::ExitStatus {
     status.unwrap()
 }
 
-/// How often what counts is tried; `PALISADE_TEST_FULL=1` tries it more often.
+/// The number of rounds; `PALISADE_TEST_FULL=1` runs more.
 pub(crate) fn rounds() -> usize {
     match std::env::var_os("PALISADE_TEST_FULL") {
         Some(full) if full == "1" => 50,
@@ -375,8 +375,8 @@ pub(crate) fn finish(command: Command) -> Ran {
     Running::start(command).end()
 }
 
-/// Runs a command to its end, which must come soon: it waits for nothing. A busy machine needs
-/// seconds for what takes milliseconds.
+/// Runs a command that does not wait, and so must end soon. A busy machine needs seconds for what
+/// takes milliseconds.
 #[track_caller]
 pub(crate) fn finish_soon(command: Command) -> Ran {
     let began = Instant::now();
@@ -503,7 +503,7 @@ impl<S: AsRef<OsStr>> Words for Vec<S> {
     }
 }
 
-/// Waits for `event`, looking often; fails when it does not come.
+/// Polls for `event`; fails if it does not come.
 #[track_caller]
 pub(crate) fn until(what: &str, mut event: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -539,7 +539,7 @@ pub(crate) fn runs(pid: &str) -> bool {
     stat.is_ok_and(|stat| !matches!(state(&stat), Some('Z' | 'X') | None))
 }
 
-/// Runs a command whose reader has gone.
+/// Runs a command whose stdout is a closed pipe.
 pub(crate) fn into_closed_pipe(mut command: Command) -> Ran {
     let mut head = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
     let closed = head.stdin.take().unwrap();

@@ -84,7 +84,7 @@ fn the_child_reads_the_terminal_and_palisade_takes_it_back() {
     store.assert_empty();
 }
 
-/// Some programs look whether they are in the foreground before they use the terminal.
+/// Some programs check whether they are in the foreground before they use the terminal.
 #[test]
 fn the_child_is_in_the_foreground_before_it_asks_and_again_after_a_stop() {
     let store = Store::new();
@@ -136,8 +136,8 @@ fn ctrl_z_stops_the_job_and_fg_resumes_it() {
     let store = Store::new();
     for redirect in ["", "</dev/null"] {
         let mut session = Session::start(&store, "exec sh -i");
-        // Quoted apart, so that what is typed does not look like what is printed. It has the
-        // terminal before it is ready: a key that is pressed while the terminal changes hands
+        // Quoted in parts, so that the echo of the input does not look like the output. It has the
+        // terminal before it prints `ready`: a key that is pressed while the terminal changes hands
         // may be lost, as with any shell.
         let child = "sh -c 'stty sane </dev/tty; echo re\"\"ady; \
                      read a </dev/tty; echo got\"\"-$a'";

@@ -64,7 +64,7 @@ impl Top {
         picture
     }
 
-    /// Sees that the terminal was given back, and the code.
+    /// Checks that the terminal was restored, and the exit code.
     #[track_caller]
     fn gave_back(mut self, code: i32) -> String {
         let picture = self.shows(&format!("code-{code}"));
@@ -217,7 +217,7 @@ fn ctrl_z_gives_the_terminal_back_until_it_is_resumed() {
     top.press("\x1a");
     top.shows("Stopped");
     assert!(top.sent.contains(LEAVE), "{:?}", top.sent);
-    // In other letters than what is typed, which the terminal may echo anywhere.
+    // Different from the typed text, which the terminal may echo anywhere.
     top.press("stty -a | grep -o ' icanon' | tr a-z A-Z\n");
     top.shows(" ICANON");
     top.press("fg\n");
@@ -282,7 +282,7 @@ fn an_engine_that_is_broken_ends_it_with_its_error() {
 #[cfg(debug_assertions)]
 fn a_panic_gives_the_terminal_back_before_it_is_reported() {
     let store = Store::new();
-    // What it draws before may be gone before it is seen.
+    // An earlier screen may be replaced before the test sees it.
     let line = format!("set -m; {}", script("PALISADE_TEST_PANIC=1"));
     let top = Top::of(Session::start(&store, &line));
     let picture = top.gave_back(101);

@@ -83,14 +83,14 @@ fn a_child_is_killed_before_the_deadline() {
     let gate = store.hang();
     let hung = Instant::now();
     until("it is killed", || !runs(&child));
-    // Nothing was renewed since, and the last tenth of the ttl is not the holder's.
+    // Nothing was renewed since, and the last tenth of the ttl is the margin.
     let took = hung.elapsed();
     assert!(took < Duration::from_millis(1800), "{took:?}");
     drop(gate);
     assert_eq!(running.code(), Some(76));
 }
 
-/// A stopped one too: it is resumed to hear that it must end.
+/// A stopped command, too: it is resumed so that it receives the TERM.
 #[test]
 fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
     for rest in ["while :; do sleep 0.02; done", "kill -STOP $$; sleep 60"] {

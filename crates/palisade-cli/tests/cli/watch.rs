@@ -49,7 +49,7 @@ fn blocks_for_people_in_a_pipe() {
     assert_eq!(watch.line(), "nobody holds or waits");
 }
 
-/// Also when there is nothing to write, by which it would notice.
+/// Also when there is nothing to write, which would reveal the closed pipe.
 #[test]
 fn a_watch_ends_when_nobody_reads_any_more() {
     let store = Store::new();

@@ -29,7 +29,7 @@ function route(moved) {
   try {
     name = decodeURIComponent(rest);
   } catch {
-    // An address that was cut: no lock is called so.
+    // A truncated URL: it names no lock.
   }
   shown?.close();
   main.replaceChildren();
@@ -42,7 +42,7 @@ function route(moved) {
   if (moved) shown.focus();
 }
 
-/** What is wrong with the connection, as a sentence; `null` when nothing is. */
+/** The problem with the connection, as a sentence; `null` if there is none. */
 function trouble() {
   const { problem } = feed;
   if (problem === null) return null;
@@ -50,7 +50,7 @@ function trouble() {
   const stale = feed.at > 0 ? ` What you see is from ${clock(feed.at)}.` : "";
   if (problem.status === 0) return `Cut off from the gateway${since}.${stale} Trying again…`;
   if (problem.status === 401) return null;
-  if (problem.status === 503) return `The engine is away${since}: ${problem.detail}.${stale} Trying again…`;
+  if (problem.status === 503) return `The engine can't be reached${since}: ${problem.detail}.${stale} Trying again…`;
   return `The gateway refuses${since}: ${problem.detail}.${stale}`;
 }
 
@@ -87,7 +87,7 @@ function askForToken(needed) {
   }
   const token = h("input", { type: "password", id: "token", required: true, autocomplete: "off", spellcheck: "false" });
   const form = h("form", { method: "dialog" }, h("h2", {}, "Token"),
-    h("p", {}, "This gateway asks for a token. It is in the address that ", h("code", {}, "palisade serve"), " shows, or the one that its operator gave you. This tab alone keeps it."),
+    h("p", {}, "This gateway requires a token. It is in the address that ", h("code", {}, "palisade serve"), " shows, or is the one that its operator gave you. Only this tab keeps it."),
     h("label", { for: "token" }, "Token"), token, h("p", { class: "failed", role: "alert" }, wrong),
     h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Show the locks")));
   const dialog = h("dialog", { class: "token", "aria-label": "Token" }, form);
@@ -98,7 +98,7 @@ function askForToken(needed) {
     refresh();
     lookAtEngine().then(refresh);
   });
-  // Without a token there is nothing behind it.
+  // Without a token there is no page behind the dialog.
   dialog.addEventListener("cancel", (event) => event.preventDefault());
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
@@ -152,7 +152,7 @@ function press(event) {
   if (event.key in pages) location.hash = pages[event.key];
   else if (event.key === "/") {
     if (part("filter") === null) location.hash = "#/locks";
-    // The page is there after the address has changed.
+    // The page exists only after the address has changed.
     setTimeout(() => part("filter")?.focus(), 0);
   } else if (event.key === "t") nextTheme();
   else if (event.key === "?") showKeys();
@@ -164,7 +164,7 @@ setTheme(THEMES.find((theme) => theme === localStorage.getItem("palisade-theme")
 part("theme").addEventListener("click", nextTheme);
 part("keys").addEventListener("click", showKeys);
 document.addEventListener("keydown", press);
-// Its address would be taken for a page's.
+// The link's address would be taken for that of a page.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
@@ -175,7 +175,7 @@ route(false);
 drawFrame();
 run();
 lookAtEngine().then(refresh);
-// What is shown on every page, less often than on its own.
+// Data that is shown on every page is refreshed less often than on its own page.
 setInterval(() => lookForDeadlocks().then(drawFrame), 5000);
 setInterval(() => {
   if (!document.hidden && feed.problem === null) lookAtEngine().then(drawFrame);

@@ -5,11 +5,11 @@ import { get } from "./gateway.js";
 
 export const deadlocks = {
   found: [],
-  /** Why there are none to be had, if so. */
+  /** Why deadlocks are not available, if so. */
   unsupported: null,
 };
 
-/** Asks again, if anybody looks and anybody waits. */
+/** Asks again, if the page is visible and anybody waits. */
 export async function lookForDeadlocks() {
   if (document.hidden) return;
   const waiting = [...feed.lines.values()].some((line) => line.waiters.length > 0);
@@ -26,7 +26,7 @@ export async function lookForDeadlocks() {
   }
 }
 
-/** What is known of one, as a sentence. */
+/** A deadlock as a sentence. */
 export function sentence(found) {
   const many = found.agents.length === 1 ? "one agent waits for itself" : `${found.agents.length} agents wait for each other`;
   const yielding = found.gives_way !== null && found.gives_way !== undefined;

@@ -1,5 +1,5 @@
 // Nodes of the page. Text only ever becomes a text node or an attribute, never markup: a lock may
-// be called anything. (The page's policy also forbids the browser to take text for markup.)
+// have any name. (The content security policy also forbids the browser to parse text as markup.)
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,13 +24,13 @@ export function s(tag, attributes, ...children) {
   return build(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Sets text where it differs: a page that is not changed is not laid out again. */
+/** Sets text if it differs: an unchanged page is not laid out again. */
 export function setText(node, text) {
   const shown = String(text ?? "");
   if (node.textContent !== shown) node.textContent = shown;
 }
 
-/** Sets or removes an attribute where it differs. */
+/** Sets or removes an attribute if it differs. */
 export function setAttribute(node, name, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);

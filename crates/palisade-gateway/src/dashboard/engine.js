@@ -1,5 +1,5 @@
-// The page of the engine: what it can do, in words; what is unsafe about its settings, and what to
-// do; rates and latencies of this gateway; its sessions.
+// The page of the engine: its capability in words; unsafe settings, each with a remedy; rates and
+// latencies of this gateway; its sessions.
 
 import { h, setText } from "./dom.js";
 import { count, duration, latency, plural } from "./format.js";
@@ -10,7 +10,7 @@ import { engine, lookAtEngine } from "./principal.js";
 const CLASSES = {
   A: "Consensus: exclusion and tokens survive lost nodes and stepped clocks.",
   B: "One durable node: tokens survive; exclusion assumes that its clock is not stepped.",
-  C: "Timed: exclusion and tokens assume sane clocks and kept data.",
+  C: "Timed: exclusion and tokens assume correct clocks and no data loss.",
 };
 
 /** The capability, as sentences: whether it is so, and what that means. */
@@ -27,10 +27,10 @@ function abilities(can) {
   };
   return [
     tokens[can.tokens],
-    can.early_loss ? [true, "A holder is told that its lease runs out before the next is granted."] : [false, "A holder may learn of its loss only after the next was granted."],
-    can.fair ? [true, "Waiters are served in the order in which they came."] : [false, "Waiters are served in no certain order."],
-    can.waiters_visible ? [true, "It shows who waits, so deadlocks are found."] : [false, "It does not show who waits: no queues here, and no deadlocks."],
-    can.shared ? [true, "Readers hold beside each other."] : [false, "No read-write locks."],
+    can.early_loss ? [true, "A holder learns that its lease is ending before the next grant."] : [false, "A holder may learn of its loss only after the next grant."],
+    can.fair ? [true, "Waiters are served in order of arrival."] : [false, "Waiters are served in no particular order."],
+    can.waiters_visible ? [true, "It shows who waits, so deadlocks are found."] : [false, "It does not show who waits, so waiters and deadlocks are not shown."],
+    can.shared ? [true, "Readers hold concurrently."] : [false, "No read-write locks."],
     permits[can.permits],
     [true, `A ttl of ${duration(can.ttl_ms.min)} to ${duration(can.ttl_ms.max)}.`],
   ];
@@ -117,7 +117,7 @@ export function enginePage(main) {
 
   function draw({ known, problem }) {
     failed.hidden = problem === null;
-    setText(failed, problem === null ? "" : `The engine can't be looked at: ${problem.message}`);
+    setText(failed, problem === null ? "" : `The engine can't be checked: ${problem.message}`);
     for (const card of [about, findings, sessions]) card.hidden = known === null;
     if (known === null) return;
     about.replaceChildren(...drawEngine(known));

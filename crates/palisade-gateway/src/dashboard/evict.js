@@ -1,17 +1,17 @@
-// Evicting: what it means, why, and then the request. Only operators see the buttons; the gateway
-// decides.
+// Eviction: its effect, the reason, and then the request. Only operators see the buttons; the
+// gateway decides.
 
 import { h, setText, toast } from "./dom.js";
 import { refresh } from "./feed.js";
 import { who } from "./format.js";
 import { post } from "./gateway.js";
 
-/** Asking waits for the holder to let go, for 50 s at the most. */
+/** `ask` waits for the holder to let go, for at most 50 s. */
 const PATIENCE = 60_000;
 
 const MEANING = {
-  ask: "The holder is told at its next renewal and lets go; one that does not hear it loses the lock when its lease ends. Nobody else is granted it before. This may take as long as the lease.",
-  force: "The lock is free at once, and the next in line may be granted it while the holder still works: it learns of it only at its next renewal. Only storage that checks fencing tokens is safe from its late writes.",
+  ask: "The holder is notified at its next renewal and lets go. A holder that is not reached loses the lock when its lease ends. Nobody else is granted the lock before. This may take as long as the lease.",
+  force: "The lock is free at once, and the next in line may be granted it while the old holder still works: the holder learns of the eviction only at its next renewal. Only storage that checks fencing tokens is safe from its late writes.",
 };
 
 /** Asks for a reason and evicts `claim` of the lock `name`, or all who hold it. */

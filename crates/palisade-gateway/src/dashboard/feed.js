@@ -1,18 +1,18 @@
-// The live state of all lines: hints from the gateway's stream, and surveys that say what stands.
+// The live state of all lines: hints from the gateway's stream, and surveys of the current state.
 //
-// A hint may be lost and a stream may end, so a survey is made every few seconds anyway. A survey
-// that fails is the only sign of being cut off, and one that succeeds the only sign of being back.
-// A hidden page asks for nothing.
+// A hint may be lost and a stream may end, so a survey is made every few seconds anyway. Only a
+// failed survey means that the page is disconnected, and only a successful one that it is connected
+// again. A hidden page sends no requests.
 
 import { compare } from "./history.js";
 import * as gateway from "./gateway.js";
 
-/** Without hints: how often to look while the stream is open, and while it is not. */
+/** The interval of surveys without hints: while the stream is open, and while it is not. */
 const RECHECK = 5_000;
 const POLL = 1_000;
-/** The least time between surveys; a slow survey waits for thrice its own time. */
+/** The shortest time between surveys; after a slow survey it is three times its duration. */
 const APART = 150;
-/** How long to wait before asking again after a failure. */
+/** The pause before a retry after a failure. */
 const [RETRY_FIRST, RETRY_LAST] = [500, 5_000];
 
 export const feed = {
@@ -22,12 +22,12 @@ export const feed = {
   surveyed: 0,
   /** When the last survey arrived, by the wall clock. */
   at: 0,
-  /** What the last survey failed with; `null` while all is well. */
+  /** The error of the last survey; `null` if it succeeded. */
   problem: null,
 };
 
 const listeners = new Set();
-/** The longest lease of each claim that was seen, which its bar is measured against. */
+/** The longest lease seen of each claim, the full length of its bar. */
 let longest = new Map();
 let stream = null;
 let streaming = false;
@@ -35,7 +35,7 @@ let wake = () => {};
 let dirty = false;
 let retry = RETRY_FIRST;
 
-/** Calls back after every survey and whenever the connection changes; answers how to stop it. */
+/** Calls back after every survey and whenever the connection changes; returns how to stop it. */
 export function subscribe(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -51,19 +51,19 @@ export function refresh() {
   wake();
 }
 
-/** How long a claim's lease still runs, in ms; `null` where that is not known. */
+/** How long a claim's lease still runs, in ms; `null` if unknown. */
 export function left(claim) {
   if (claim.expires_in_ms === null || claim.expires_in_ms === undefined) return null;
   return Math.max(0, claim.expires_in_ms - (performance.now() - feed.surveyed));
 }
 
-/** The same as a part of its longest. */
+/** The same as a fraction of the longest lease. */
 export function leftPart(claim) {
   const now = left(claim);
   return now === null ? null : Math.min(1, now / Math.max(1, longest.get(claim.id) ?? now));
 }
 
-/** How long ago a claim asked, in ms; `null` where that is not known. */
+/** The age of a claim, in ms; `null` if unknown. */
 export function age(claim) {
   const since = Date.parse(claim.since);
   return Number.isNaN(since) ? null : Math.max(0, gateway.now() - since);
@@ -143,7 +143,7 @@ export async function run() {
       feed.problem = { status: problem.status, code: problem.code, detail: problem.message, since };
       tell();
       await sleep(200);
-      // Asking again with the same token would be refused again.
+      // A retry with the same token would be refused again.
       await pause(problem.status === 401 ? 3_600_000 : retry);
       retry = Math.min(RETRY_LAST, 2 * retry);
     }

@@ -1,4 +1,4 @@
-// Numbers, times and claims as people read them.
+// Formatting of numbers, times and claims.
 
 /** `850ms`, `7s`, `2m 05s`, `3h 12m`, `4d 2h`. */
 export function duration(ms) {
@@ -13,7 +13,7 @@ export function duration(ms) {
   return `${Math.floor(minutes / 1440)}d${hours > 0 ? ` ${hours}h` : ""}`;
 }
 
-/** The same in whole seconds, for what is looked at once a second. */
+/** The same in whole seconds, for values that are refreshed once a second. */
 export function seconds(ms) {
   return duration(Math.max(0, Math.floor(ms / 1000)) * 1000).replace(/^0ms$/, "0s");
 }
@@ -40,7 +40,7 @@ export function clock(at) {
   return new Date(at).toLocaleTimeString("en-GB");
 }
 
-/** What a claim calls itself: its label, its agent or its owner. A foreign tool's has only an id. */
+/** The name of a claim: its label, agent or owner. A foreign tool's claim has only an id. */
 export function title(claim) {
   return claim.label || claim.agent || claim.owner || `foreign ${claim.id}`;
 }

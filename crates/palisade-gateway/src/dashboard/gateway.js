@@ -1,15 +1,15 @@
-// What this page asks the gateway, and the token that it asks with.
+// The page's requests to the gateway, and its token.
 //
-// The token comes behind the `#` of the address, which no server is sent, or is typed in once. It
-// is kept for this tab only. Addresses are relative: a gateway may be behind a path of another.
+// The token is behind the `#` of the address, which a browser does not send, or is typed in once.
+// It is kept for this tab only. URLs are relative: a proxy may serve the gateway below a path.
 
 const KEY = "palisade-token";
-/** How long an answer may take before the gateway counts as cut off. */
+/** How long a response may take before the gateway counts as unreachable. */
 const PATIENCE = 10_000;
-/** The gateway says something at least every 15 s on an open stream. */
+/** The gateway sends something at least every 15 s on an open stream. */
 const SILENCE = 40_000;
 
-/** What a request failed with. Without any answer its status is 0. */
+/** The error of a request. Without a response its status is 0. */
 export class Problem extends Error {
   constructor(status, code, detail) {
     super(detail);
@@ -17,7 +17,7 @@ export class Problem extends Error {
   }
 }
 
-/** How far the gateway's clock is ahead of this one's, by the dates of its answers. */
+/** The offset of the gateway's clock from this one, by the dates of its responses. */
 let ahead = 0;
 
 /** The time at the gateway. */
@@ -25,7 +25,7 @@ export function now() {
   return Date.now() + ahead;
 }
 
-/** Takes a token from the address and removes it there; says whether there was one. */
+/** Takes a token from the address and removes it there; returns whether there was one. */
 export function takeToken() {
   const fragment = location.hash.slice(1);
   if (fragment === "" || fragment.startsWith("/")) return false;
@@ -64,7 +64,7 @@ async function send(method, path, body, signal) {
     throw new Problem(0, "no_answer", "the gateway does not answer");
   }
   const date = Date.parse(response.headers.get("date"));
-  // The header has whole seconds: smaller differences are none.
+  // The header has whole seconds: smaller differences are ignored.
   if (!Number.isNaN(date) && Math.abs(date - now()) > 2000) ahead = date - Date.now();
   if (response.ok) return response;
   const problem = await response.json().catch(() => ({}));
@@ -95,7 +95,7 @@ export function post(path, body, patience = PATIENCE) {
   return whole("POST", path, body, patience, (response) => response.json());
 }
 
-/** Every line that this principal may see, by as many requests as it takes. */
+/** Every line that this principal may see, in as many requests as needed. */
 export async function lines() {
   const found = [];
   let after = "";
@@ -113,7 +113,7 @@ export async function line(name) {
   return page.lines[0] ?? null;
 }
 
-/** Calls `heard` when the gateway's stream is open and for every event, until it ends: an error. */
+/** Calls `heard` when the gateway's stream opens and for every event; throws when it ends. */
 export async function listen(heard, signal) {
   const silence = new AbortController();
   const response = await send("GET", "v1/events", undefined, AbortSignal.any([signal, silence.signal]));

@@ -1,8 +1,8 @@
-// Where the nodes and arrows of a directed graph go.
+// The layout of a directed graph.
 //
-// Each connected part stands by itself. In it, nodes that reach each other form a block and are put
-// on a ring, so that a circle looks like one; blocks stand in columns, every arrow between them
-// leads to the right. Pure: from sizes to places.
+// Each connected part is laid out by itself. In it, each strongly connected component forms a block
+// whose nodes are put on a ring, so that a cycle is visible. Blocks are in columns, and every arrow
+// between them points to the right. A pure function from sizes to positions.
 
 const COLUMN_GAP = 70;
 const ROW_GAP = 16;
@@ -83,7 +83,7 @@ function walk(members, next) {
   return order;
 }
 
-/** Places a block around (0, 0); answers its size. */
+/** Places a block around (0, 0); returns its size. */
 function placeBlock(members, byKey, next) {
   if (members.length === 1) {
     const node = byKey.get(members[0]);
@@ -108,7 +108,7 @@ function placePart(nodes, edges) {
   const blocks = components([...byKey.keys()], next).reverse()
     .map((members) => ({ members, ...placeBlock(members, byKey, next), column: 0, before: [] }));
   const blockOf = new Map(blocks.flatMap((block) => block.members.map((key) => [key, block])));
-  // Sources come first now, so that a block's column is known before those behind it are looked at.
+  // Sources come first now, so that a block's column is known before those of its successors.
   for (const block of blocks) {
     for (const to of block.members.flatMap((key) => next.get(key)).map((key) => blockOf.get(key))) {
       if (to === block) continue;
@@ -151,7 +151,7 @@ function border(node, x, y, gap) {
   return [node.x + dx * scale, node.y + dy * scale];
 }
 
-/** The path of an arrow between two nodes that have their places. */
+/** The path of an arrow between two placed nodes. */
 export function arrow(from, to) {
   const left = from.x + from.width / 2;
   const right = to.x - to.width / 2 - 8;
@@ -161,7 +161,7 @@ export function arrow(from, to) {
       return `M${left} ${from.y}C${middle} ${from.y} ${middle} ${to.y} ${right} ${to.y}`;
     }
   }
-  // On a ring each arrow is bent outwards, and two that lead to and fro don't cover each other.
+  // On a ring each arrow is bent outwards, so that two opposite arrows don't overlap.
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy) || 1;
   const bend = Math.min(20, length / 9);
@@ -173,7 +173,7 @@ export function arrow(from, to) {
 
 /**
  * Places all nodes ({key, width, height}) so that the arrows ({from, to}) can be followed. Parts
- * come in the order of their first node. Answers the size of the whole.
+ * come in the order of their first node. Returns the size of the whole.
  */
 export function layout(nodes, edges) {
   let [width, height] = [0, 0];

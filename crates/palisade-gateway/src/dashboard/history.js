@@ -1,13 +1,13 @@
 // What happened to lines since the page was opened, by comparing each survey with the one before.
-// What came and went between two surveys was not seen.
+// Changes that come and go between two surveys are missed.
 
 import { duration } from "./format.js";
 
-/** How many events are kept, of all lines. */
+/** How many events are kept, for all lines together. */
 const KEPT = 5_000;
 const events = [];
 
-/** What is known of a line, the newest first. */
+/** The events of a line, the newest first. */
 export function eventsOf(name) {
   return events.filter((event) => event.name === name).reverse();
 }
@@ -24,7 +24,7 @@ function waited(claim, at) {
   return Number.isNaN(since) ? "" : `, ${duration(Math.max(0, at - since))} after it asked`;
 }
 
-/** What became of one claim. */
+/** The change of one claim. */
 function change(before, after, at) {
   if (before === undefined) {
     const { claim, holds } = after;
@@ -47,7 +47,7 @@ function change(before, after, at) {
   return null;
 }
 
-/** Notes what differs between two surveys, given as maps from names to lines. */
+/** Records the differences between two surveys, given as maps from names to lines. */
 export function compare(before, after, at) {
   const look = (name, old, young) => {
     if (old === young) return;

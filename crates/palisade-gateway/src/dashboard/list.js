@@ -1,11 +1,11 @@
-// A list of any length: only the rows in sight are nodes of the page, and they are used again.
+// A list of any length: only the visible rows are nodes of the page, and they are reused.
 //
-// Rows have one height, which the style sheet sets (--row), so that a row's place is known from its
-// number alone. The keyboard moves a mark through the rows; the focus stays on the list.
+// All rows have the same height, which the style sheet sets (--row), so that a row's position
+// follows from its index. The keyboard moves a mark through the rows; the focus stays on the list.
 
 import { h, setAttribute } from "./dom.js";
 
-/** Rows that are made above and below those in sight, so that scrolling shows no gaps. */
+/** Extra rows above and below the visible ones, so that scrolling shows no gaps. */
 const SPARE = 6;
 
 export class VirtualList {
@@ -54,7 +54,7 @@ export class VirtualList {
     }
     let active = null;
     this.rows.forEach((row, at) => {
-      // An item keeps its node while it is in sight: its number modulo the count of nodes.
+      // An item keeps its node while it is visible: its index modulo the number of nodes.
       const { length } = this.rows;
       const number = first + ((((at - first) % length) + length) % length);
       row.hidden = number >= end;
@@ -72,7 +72,7 @@ export class VirtualList {
     setAttribute(this.node, "aria-activedescendant", active);
   }
 
-  /** The number of the marked row; -1 when there is none. */
+  /** The index of the marked row; -1 if there is none. */
   markedAt() {
     return this.marked === null ? -1 : this.items.findIndex((item) => this.key(item) === this.marked);
   }
@@ -105,7 +105,7 @@ export class VirtualList {
 
   click(event) {
     const row = event.target.closest("[data-number]");
-    // A link does what links do.
+    // A link keeps its default action.
     if (row === null || event.target.closest("a") !== null) return;
     const item = this.items[Number(row.dataset.number)];
     if (item !== undefined) this.open(item);

@@ -8,7 +8,7 @@ import { eventsOf } from "./history.js";
 import { fillBar } from "./locks.js";
 import { mayOperate } from "./principal.js";
 
-/** How many waiters are drawn before the rest is a number. */
+/** How many waiters are drawn; the rest is shown as a number. */
 const DRAWN = 60;
 
 function fact(title, value, className) {
@@ -72,7 +72,7 @@ export function lockPage(main, name) {
     const line = feed.lines.get(name) ?? { name, kind: "lock", capacity: null, holders: [], waiters: [] };
     const operate = mayOperate(name);
     setText(what, line.holders.length + line.waiters.length === 0 ? "free" : kind(line));
-    // What changes by itself is filled in by `tick`; the cards are made anew for the rest.
+    // `tick` fills in values that change with time; for other changes the cards are rebuilt.
     const lasting = JSON.stringify([line, operate], (key, value) => (key === "expires_in_ms" ? value === null : value));
     if (lasting !== drawn) rebuild(line, operate);
     drawn = lasting;
@@ -83,7 +83,7 @@ export function lockPage(main, name) {
   }
 
   function rebuild(line, operate) {
-    // A card has a copy of its claim, which later surveys bring up to date.
+    // A card has a copy of its claim, which later surveys update.
     const make = (holds) => (claim) => {
       const copy = { ...claim };
       const node = card(name, copy, holds, operate);

@@ -5,7 +5,7 @@ import { age, feed, left, leftPart, subscribe } from "./feed.js";
 import { count, kind, place, plural, seconds, title, who } from "./format.js";
 import { VirtualList } from "./list.js";
 
-/** The filter and the order stay while other pages are looked at. */
+/** The filter and the order are kept while other pages are shown. */
 const chosen = { filter: "", order: "name", down: false };
 
 /** The smallest time left among a line's holders; those without a lease come last. */
@@ -25,7 +25,7 @@ function compareText(one, other) {
   return one < other ? -1 : one > other ? 1 : 0;
 }
 
-/** What each column is called and ordered by; those of numbers begin with the greatest. */
+/** The title and the sort key of each column; numbers are sorted in descending order first. */
 const COLUMNS = [
   { id: "name", title: "Lock", value: (line) => line.name },
   { id: "kind", title: "Kind", value: (line) => kind(line) },
@@ -38,7 +38,7 @@ const COLUMNS = [
 
 const searched = new WeakMap();
 
-/** All that the filter looks at, once for each survey. */
+/** The text that the filter searches, built once for each survey. */
 function text(line) {
   let found = searched.get(line);
   if (found === undefined) {

@@ -1,7 +1,7 @@
-// What /metrics says, sampled: rates and latencies of the last minutes.
+// Samples of /metrics: rates and latencies of the last minutes.
 //
-// Counters and histograms only rise; a sample is the difference from the one before. A gateway that
-// was started anew counts from zero, and its first sample is none.
+// Counters and histograms only rise; a sample is the difference from the previous one. A restarted
+// gateway counts from zero, so its first sample is skipped.
 
 import { getText } from "./gateway.js";
 
@@ -28,7 +28,7 @@ function sum(series, name, fits = () => true) {
   return series.reduce((total, one) => (one.name === name && fits(one.labels) ? total + one.value : total), 0);
 }
 
-/** Counts of a histogram up to each of its ends, all labels together. */
+/** Cumulative counts of a histogram for each of its bounds, all labels together. */
 function buckets(series, name) {
   const found = new Map();
   for (const one of series) {
@@ -39,7 +39,7 @@ function buckets(series, name) {
   return found;
 }
 
-/** The value that `part` of what came between two samples is below, or `null` when nothing did. */
+/** The quantile `part` of the values between two samples, or `null` if there were none. */
 export function quantile(before, after, part) {
   const ends = [...after.keys()].sort((one, other) => one - other);
   const counts = ends.map((end) => after.get(end) - (before.get(end) ?? 0));
@@ -47,7 +47,7 @@ export function quantile(before, after, part) {
   if (all <= 0) return null;
   const at = counts.findIndex((count) => count >= part * all);
   const [low, below] = at === 0 ? [0, 0] : [ends[at - 1], counts[at - 1]];
-  // Beyond the last end nothing is known but that.
+  // Above the last bound only that bound is known.
   if (ends[at] === Infinity) return low;
   return low + ((ends[at] - low) * (part * all - below)) / Math.max(1, counts[at] - below);
 }
@@ -70,7 +70,7 @@ export async function sample() {
   try {
     series = parse(await getText("metrics"));
   } catch {
-    // Not allowed, or cut off, which is told elsewhere.
+    // Not allowed, or disconnected, which is shown elsewhere.
     return;
   }
   const now = { at: performance.now(), counts: {}, histograms: {} };

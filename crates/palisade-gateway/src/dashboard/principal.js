@@ -1,10 +1,10 @@
-// What the gateway says of its engine and of who asks, kept up to date for all pages.
+// The gateway's data about its engine and this principal, kept up to date for all pages.
 
 import { get } from "./gateway.js";
 
 export const engine = { known: null, problem: null };
 
-/** Asks again; answers what is known. */
+/** Requests it again; returns what is known. */
 export async function lookAtEngine() {
   try {
     engine.known = await get("v1/engine");
@@ -15,7 +15,7 @@ export async function lookAtEngine() {
   return engine;
 }
 
-/** Whether this principal may evict from a lock: for what is shown, the gateway decides. */
+/** Whether this principal may evict from a lock. Only for display; the gateway decides. */
 export function mayOperate(name) {
   const prefixes = engine.known?.you?.operate ?? [];
   return prefixes.some((prefix) => name.startsWith(prefix));

@@ -1,7 +1,7 @@
-// The page of waits: who waits for which lock, and who has it, as a graph. Circles are red.
+// The page of waits: who waits for which lock, and who holds it, as a graph. Deadlocks are red.
 //
-// Agents are boxes and locks are pills: an arrow leads from who waits to the lock, and from the
-// lock to who is in the way. What is a deadlock is decided by the gateway, not by the picture.
+// Agents are boxes and locks are pills: an arrow leads from a waiter to the lock, and from the lock
+// to the claims ahead of it. The gateway decides what is a deadlock, not the graph.
 
 import { h, lockAddress, s, setText } from "./dom.js";
 import { deadlocks, lookForDeadlocks, sentence } from "./deadlocks.js";
@@ -31,7 +31,7 @@ function stuckClaims() {
   return stuck;
 }
 
-/** The graph of the lines that somebody waits in. */
+/** The graph of the lines that have waiters. */
 function build() {
   const stuck = stuckClaims();
   const isStuck = (line) => [...line.holders, ...line.waiters].some((claim) => stuck.has(claim.id));
@@ -39,7 +39,7 @@ function build() {
   const weight = (line) => (isStuck(line) ? 1e9 : 0) + line.waiters.length;
   contended.sort((one, other) => weight(other) - weight(one) || (one.name < other.name ? -1 : 1));
   const drawn = contended.slice(0, LOCKS);
-  // Who is in one line only can be left out of the picture, behind a number.
+  // Agents that are in one line only can be omitted from the graph and counted instead.
   const lines = new Map();
   for (const line of drawn) {
     for (const claim of [...line.holders, ...line.waiters]) {

@@ -1,4 +1,4 @@
-//! What a request says: its document, and the durations in it.
+//! The body of a request: its document, and the durations in it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::Asking;
 use crate::problem::Problem;
 
-/// The greatest body.
+/// The largest body.
 const BODY: usize = 1024 * 1024;
 /// How long a body may take.
 const BODY_TIME: Duration = Duration::from_secs(10);
@@ -64,7 +64,7 @@ pub(super) async fn read<T: DeserializeOwned>(
         &bytes[..]
     };
     serde_json::from_slice(bytes).map_err(|error| {
-        // What the parser says may repeat what was sent, a secret in the wrong field too.
+        // The parser's message may repeat what was sent, even a secret in the wrong field.
         let (line, column) = (error.line(), error.column());
         Problem::bad_request(format!(
             "the document is not as expected at line {line}, column {column}; see docs/gateway.md \

@@ -1,4 +1,4 @@
-//! Claims: entered, waited for, amended, released. Every answer has the promise.
+//! The routes of claims: enter, wait, amend, release. Every response has the promise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,23 +22,23 @@ use crate::session::{Change, Known, Session};
 use crate::spans::TRACE;
 use crate::wire::{self, MakeClaim};
 
-/// What a session lasts that a claim opens by itself, at the least.
+/// The shortest ttl of a session that a claim without one opens.
 const CURL_TTL: Duration = Duration::from_secs(30);
 /// The longest id that a client may give a claim.
 const LONGEST_ID: usize = 128;
-/// How long an engine may take to answer once before a request says that it is away: more than
-/// the engine's own timeout by default.
+/// How long an engine may take for its first answer before a request reports it as unreachable:
+/// more than the engine's own default timeout.
 const ENGINE_TIME: Duration = Duration::from_secs(5);
 
 impl Routes {
-    /// The claim of this id in the session that a request names.
+    /// The claim with this id in the session that a request names.
     fn known(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Known), Problem> {
         let session = self.session(asking)?;
         let known = session.claim(id).ok_or_else(no_claim)?;
         Ok((session, known))
     }
 
-    /// As [`Routes::known`], for one that is not over and that the client may still use.
+    /// Like [`Routes::known`], for a claim that is not over and that the client may still use.
     fn live(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Arc<Claim>), Problem> {
         let (session, known) = self.known(asking, id)?;
         match known {
@@ -50,7 +50,7 @@ impl Routes {
         }
     }
 
-    /// What stands of a claim, with the promise.
+    /// The current state of a claim, with the promise.
     pub(super) fn claim_answer(
         &self,
         asking: &Asking,
@@ -60,7 +60,7 @@ impl Routes {
         let valid = session.promise(claim, asking.arrival);
         let mut stage = claim.stage();
         if valid.is_zero() && matches!(stage, Stage::Held { .. }) {
-            // The clock knows before the task tells; or it is being released.
+            // The deadline has passed before the task reported it; or it is being released.
             let not_renewed = || Stage::Lost("its lease was not renewed in time".into());
             stage = claim.loss().unwrap_or_else(not_renewed);
         }
@@ -81,13 +81,13 @@ impl Routes {
         (stage, answer)
     }
 
-    /// The answer about a claim by itself: its state decides the status.
+    /// The response about one claim: its state decides the status.
     fn answer_about(&self, asking: &Asking, session: &Session, claim: &Claim) -> Answered {
         let (stage, answer) = self.claim_answer(asking, session, claim);
         match stage {
             Stage::Held { .. } => Ok(reply(StatusCode::OK, &answer)),
             Stage::Waiting | Stage::Entering(None) => Ok(reply(StatusCode::ACCEPTED, &answer)),
-            // The task goes on trying.
+            // The task keeps retrying.
             Stage::Entering(Some(error)) => Err(error.maybe_applied().into()),
             over => Err(self.over(asking, &over)),
         }
@@ -106,7 +106,7 @@ impl Routes {
             Stage::Evicted => gone("evicted", "an operator took it away"),
             Stage::Failed(error) => {
                 let mut problem = Problem::from(error.clone());
-                // A circle may go through names that this principal may not see.
+                // The cycle may go through names that this principal may not see.
                 if error.kind() == ErrorKind::Deadlock && !asking.principal.may_see("") {
                     problem.detail = "this claim gave way, because agents wait for each other; \
                                       release what you hold before you ask again"
@@ -142,7 +142,7 @@ impl Routes {
             let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
             return self.wait(asking, &session, &claim, wait, true).await;
         }
-        // For a client without a session: one of its own, which it is told the secret of.
+        // A client without a session gets one, and its secret.
         let asked_wait = asked.wait.as_deref();
         let asked_wait = asked_wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
         let ttl = CURL_TTL.max(asked_wait.saturating_mul(3));
@@ -167,7 +167,7 @@ impl Routes {
         }
     }
 
-    /// The claim of this id: the one that was asked for before, or a new one.
+    /// The claim with this id: an earlier one, or a new one.
     fn enter(
         &self,
         asking: &Asking,
@@ -205,7 +205,7 @@ impl Routes {
             let span = Mutex::new(self.spans.claim(span, &asked.name, claim_id));
             let told = {
                 let session = Arc::clone(session);
-                // The first until it has no place, the second until it is forgotten.
+                // The first counts until it has no place, the second until it is forgotten.
                 let counted = Mutex::new(Some((counted, remembered)));
                 move |claim: &Claim, told: Told<'_>| match told {
                     Told::Stage(stage) => {
@@ -264,7 +264,7 @@ impl Routes {
         }
         let mut stage = claim.settled(asking.arrival + wait).await;
         if matches!(stage, Stage::Entering(None)) {
-            // Not waited for others yet: the engine's answer is on its way.
+            // It does not wait for others yet: the engine's first answer is outstanding.
             stage = claim.answered(BootTime::now() + ENGINE_TIME).await;
         }
         if matches!(stage, Stage::Waiting) && claim.asked.queue.is_none() {
@@ -318,7 +318,7 @@ impl Routes {
     pub(super) async fn release(&self, asking: &Asking, asked: wire::Release) -> Answered {
         let session = self.session(asking)?;
         let Some(known) = session.claim(&asked.id) else {
-            // The claim may still be on its way.
+            // The claim may still be in flight.
             let remembered = self.sessions.counters.remembered(&asking.principal)?;
             session.left_before(asked.id, remembered);
             return Err(no_claim());
@@ -329,7 +329,7 @@ impl Routes {
             Known::Live(claim) => {
                 let (answer, answered) = oneshot::channel();
                 claim.order(Order::Release(answer));
-                // Without an answer it was over before.
+                // A dropped answer means that it was over before.
                 if let Ok(released) = answered.await {
                     released?;
                 }
@@ -364,7 +364,7 @@ fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
     Ok(wait)
 }
 
-/// Who asks, as the engine keeps it: what the client says, and the principal.
+/// The owner record for the engine: what the client gave, and the principal.
 fn owner(asking: &Asking, session: &Session, asked: &MakeClaim) -> Owner {
     let mut owner = match &asked.owner {
         Some(wire::OwnerField::Record(record)) => Owner::clone(record),

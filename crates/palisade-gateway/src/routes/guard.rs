@@ -1,5 +1,5 @@
-//! What a request must be before anybody looks at what it asks for: at the right name, from the
-//! right page, without a secret in its address.
+//! Checks before a request is routed: the right `Host`, the right `Origin`, and no secret in its
+//! URL.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::access::Door;
 use crate::problem::Problem;
 use crate::spans::TRACE;
 
-/// What must not be in an address, because addresses are logged.
+/// Fields that must not be in a URL, because URLs are logged.
 const SECRETS: &[&str] = &[
     "token",
     "access_token",
@@ -26,23 +26,23 @@ const SECRETS: &[&str] = &[
     "authorization",
 ];
 
-/// What this gateway is called.
+/// The names of this gateway.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// What `Host` must be on the port.
     hosts: Vec<String>,
-    /// What `Origin` must be, of a browser that writes.
+    /// What `Origin` must be if a browser writes.
     origins: Vec<String>,
-    /// Where a session's client asks from now on, by the door that it came in.
+    /// The URL that a session's client is to use from now on, for each way in.
     port: Option<String>,
     socket: Option<String>,
 }
 
 impl Names {
-    /// Those of a port that listens at `bound`, of a socket, and those that its operator gave.
+    /// The names of a port that listens at `bound`, of a socket, and those given by the operator.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a URL that is none.
+    /// [`ErrorKind::Config`] for an invalid URL.
     pub(crate) fn new(
         bound: Option<SocketAddr>,
         tls: bool,
@@ -81,7 +81,7 @@ impl Names {
         Ok(names)
     }
 
-    /// Also without a port that the scheme implies, as clients leave it out.
+    /// Also without the default port of the scheme, which clients leave out.
     fn add(&mut self, scheme: &str, host: &str) {
         let implied = if scheme == "https" { ":443" } else { ":80" };
         let host = host.strip_suffix(implied).unwrap_or(host);
@@ -91,7 +91,7 @@ impl Names {
         }
     }
 
-    /// The gateway's own address, for who came in by this door.
+    /// The gateway's own URL for a client that came in this way.
     pub(crate) fn url(&self, door: Door) -> &str {
         let url = match door {
             Door::Port => self.port.as_ref(),
@@ -100,7 +100,7 @@ impl Names {
         url.map_or("", String::as_str)
     }
 
-    /// Another name for this address means that a page elsewhere had it resolved here.
+    /// A foreign name for this address is a sign of DNS rebinding by another site.
     pub(super) fn check_host(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
         let ours = |host: &str| {
@@ -116,7 +116,7 @@ impl Names {
         Err(Problem::new(status, "wrong_host", detail))
     }
 
-    /// A browser says where a page that writes comes from: only ours may.
+    /// A browser sends the origin of a page that writes: only our own may.
     pub(super) fn check_origin(&self, door: Door, headers: &HeaderMap) -> Result<(), Problem> {
         let Some(origin) = headers.get(ORIGIN) else {
             return Ok(());
@@ -137,8 +137,8 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Copies of what a handler looks at: the originals would keep the buffer that the request was
-/// read into, which is 8 KiB for each of thousands that wait.
+/// Copies of the headers that a handler reads: the originals would keep the buffer of the request
+/// alive, which is 8 KiB for each of thousands of waiting requests.
 pub(super) fn copied(headers: &HeaderMap) -> HeaderMap {
     let names = [CONTENT_TYPE.as_str(), SESSION, TRACE];
     let mut copies = HeaderMap::with_capacity(names.len());
@@ -154,7 +154,7 @@ pub(super) fn copied(headers: &HeaderMap) -> HeaderMap {
 /// The fields of a query.
 ///
 /// # Errors
-/// When it is not UTF-8, and when it has a secret.
+/// When it is not UTF-8, and when it contains a secret.
 pub(super) fn query(text: &str) -> Result<HashMap<String, String>, Problem> {
     let mut found = HashMap::new();
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {

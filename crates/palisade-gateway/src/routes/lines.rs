@@ -1,4 +1,4 @@
-//! Lines: who holds and who waits, who leads, and that something has changed.
+//! The routes of lines: who holds and who waits, who leads, and hints about changes.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::events;
 use crate::problem::Problem;
 use crate::wire;
 
-/// How many lines one answer has, unless it is asked for another number, and at the most.
+/// The default and the maximum number of lines in one response.
 const LINES: usize = 1000;
 const MOST_LINES: usize = 10_000;
 /// The longest that a request waits for a leader.
@@ -63,7 +63,7 @@ impl Routes {
         Ok(name)
     }
 
-    /// Who leads; with `wait`, waits for somebody to.
+    /// Who leads; with `wait`, waits for a leader.
     pub(super) async fn leader(&self, asking: &Asking) -> Answered {
         let Some(name) = asking.query.get("name") else {
             return Err(Problem::bad_request("name the election: ?name=NAME"));
@@ -80,7 +80,7 @@ impl Routes {
             if leader.is_some() || until.has_passed() {
                 break leader;
             }
-            // A hint can be lost; one look a second is cheap.
+            // A hint can be lost; polling once a second is cheap.
             let recheck = until.remaining().min(Duration::from_secs(1));
             let _ = tokio::time::timeout(recheck, changes.next()).await;
         };
@@ -100,7 +100,7 @@ impl Routes {
     }
 
     pub(super) fn line_events(&self, asking: &Asking) -> Answered {
-        // Without a prefix: of all that the principal may see, and of nothing else.
+        // Without a prefix: everything that the principal may see, and nothing else.
         let prefixes = match asking.query.get("prefix") {
             Some(prefix) if asking.principal.may_see(prefix) => vec![prefix.as_str()],
             Some(_) => return Err(Problem::forbidden("you may not see this prefix")),

@@ -1,9 +1,9 @@
-//! The routes: from a request to an answer.
+//! The routes: from a request to a response.
 //!
-//! Names and ids travel in bodies or queries, never in paths; secrets in headers, never in
-//! addresses. A GET changes nothing. What a request asks for is refused before it is looked up,
-//! so that a refusal does not tell whether a name exists. A handler may be dropped at any await,
-//! because its client has gone: what must be finished is spawned.
+//! Names and ids are in bodies or queries, never in paths; secrets are in headers, never in URLs. A
+//! GET changes nothing. Access is checked before a name is looked up, so that a refusal does not
+//! reveal whether the name exists. A handler may be dropped at any await, when its client has gone:
+//! work that must be finished is spawned.
 
 mod body;
 mod claims;
@@ -35,7 +35,7 @@ use crate::problem::Problem;
 use crate::sessions::Sessions;
 use crate::spans::{Open, Spans};
 
-/// All routes. What `route` does not know of them is a bug that a test finds.
+/// All routes. A test finds a route of this list that `route` does not handle.
 pub(crate) const ROUTES: &[(&str, &str)] = &[
     ("POST", "/v1/sessions"),
     ("DELETE", "/v1/sessions"),
@@ -55,11 +55,11 @@ pub(crate) const ROUTES: &[(&str, &str)] = &[
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/openapi.json"),
-    // With it the files that the page is made of.
+    // This includes the files of the dashboard.
     ("GET", "/"),
 ];
 
-/// How long the client waits for an answer, by its own account.
+/// The header with the time that the client waits for a response.
 const TIMEOUT: &str = "palisade-timeout";
 
 type Answered = Result<Answer, Problem>;
@@ -76,11 +76,11 @@ pub(crate) struct Routes {
     pub(crate) spans: Spans,
 }
 
-/// A request of somebody known.
+/// A request of a known principal.
 struct Asking {
     door: Door,
     principal: Arc<Principal>,
-    /// Those that a handler looks at.
+    /// The headers that a handler reads.
     headers: HeaderMap,
     query: HashMap<String, String>,
     arrival: BootTime,
@@ -98,15 +98,14 @@ fn count(path: &'static str, answer: &Answer, arrival: BootTime) {
 }
 
 impl Routes {
-    /// The answer to a request, whatever becomes of it. What was read of the request is let go of
-    /// before anything is waited for.
+    /// The response to a request. The request's buffers are freed before anything is awaited.
     pub(crate) fn answer(
         self: Arc<Self>,
         door: Door,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Answer> {
         let arrival = BootTime::now();
-        // A path that is none of ours may be anything, a secret too.
+        // An unknown path may be anything, even a secret.
         let method = request.method().clone();
         let known = |path: &str| ROUTES.iter().find(|(_, known)| *known == path);
         let path = match known(request.uri().path()) {
@@ -137,11 +136,11 @@ impl Routes {
         })
     }
 
-    /// Who asks for what: the answer to come, in a box of its own size, since thousands of requests
-    /// wait in theirs.
+    /// Finds the principal and the handler. The future of the response is boxed at its own size,
+    /// since thousands of requests may wait.
     ///
     /// # Errors
-    /// What is refused without a look at what it asks for.
+    /// Requests that are refused before their route is looked up.
     fn route(
         self: Arc<Self>,
         door: Door,
@@ -150,7 +149,7 @@ impl Routes {
         span: &mut Option<Open>,
     ) -> Result<BoxFuture<'static, Answered>, Problem> {
         let (head, body) = request.into_parts();
-        // Kubelets and balancers ask for health by whatever address they have.
+        // Kubelets and load balancers probe health under any host name.
         let health = matches!(head.uri.path(), "/healthz" | "/readyz");
         if door == Door::Port && !health {
             self.names.check_host(&head.headers)?;
@@ -212,7 +211,7 @@ impl Routes {
         }))
     }
 
-    /// What takes long is in a box of its own size.
+    /// Handlers that take long are boxed at their own size.
     async fn handle(&self, asking: &Asking, route: (&str, &str), body: Incoming) -> Answered {
         match route {
             ("POST", "/v1/sessions") => self.open_session(asking, read(asking, body).await?),
@@ -247,7 +246,7 @@ impl Routes {
             ("GET", "/v1/deadlocks") => Box::pin(self.deadlocks(asking)).await,
             ("GET", "/v1/engine") => Box::pin(self.engine(asking)).await,
             ("GET", "/metrics") => self.metrics(asking),
-            // Every route of the list is above.
+            // Every listed route is handled above.
             _ => Err(Problem::new(StatusCode::NOT_FOUND, "not_found", "")),
         }
     }

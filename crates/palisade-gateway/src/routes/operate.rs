@@ -1,4 +1,4 @@
-//! For who runs it: evictions, deadlocks, the engine, metrics, whether it is ready.
+//! The routes for operators: evictions, deadlocks, the engine, metrics, readiness.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +15,19 @@ use crate::claim::Stage;
 use crate::problem::Problem;
 use crate::wire::{self, How};
 
-/// How long a look at the engine serves all who ask: many may, and some without a token.
+/// How long one check of the engine is cached: many clients may ask, some without a token.
 const RECENT: Duration = Duration::from_secs(1);
-/// How long a look whether the engine is there may take.
+/// How long the check whether the engine is reachable may take.
 const READY_TIME: Duration = Duration::from_secs(2);
 /// The longest that an operator's request waits for a holder to let go.
 const EVICTION_WAIT: Duration = Duration::from_secs(50);
 /// The longest reason of an eviction.
 const LONGEST_REASON: usize = 1024;
 
-/// How many sessions are shown one by one.
+/// How many sessions are listed individually.
 const SESSIONS_SHOWN: usize = 100;
 
-/// What was seen just now. Locked while somebody looks, so that all who ask meanwhile share it.
+/// A cached result. It is locked during a check, so that concurrent requests share the result.
 pub(crate) struct Recent<T>(tokio::sync::Mutex<Option<(BootTime, T)>>);
 
 impl<T> Default for Recent<T> {
@@ -50,7 +50,7 @@ impl<T: Clone> Recent<T> {
     }
 }
 
-/// The looks that many share.
+/// The shared checks.
 #[derive(Default)]
 pub(crate) struct Views {
     ready: Recent<Result<(), Problem>>,
@@ -58,7 +58,7 @@ pub(crate) struct Views {
 }
 
 impl Routes {
-    /// Whether the engine can be reached and this does not drain.
+    /// Whether the engine can be reached and the gateway does not drain.
     pub(super) async fn ready(&self) -> Answered {
         if self.sessions.is_draining() {
             return Err(Problem::draining());
@@ -104,7 +104,7 @@ impl Routes {
             "reason": asked.reason,
         });
         self.audit.tell("eviction", details);
-        // Goes on though the operator has gone: what was begun is finished.
+        // Spawned, so that it is finished even if the operator's request is dropped.
         let (client, sessions) = (self.client.clone(), Arc::clone(&self.sessions));
         let evicting = tokio::spawn(async move {
             let evicted = match &asked.claim {
@@ -116,7 +116,7 @@ impl Routes {
             };
             let id = asked.claim.and_then(|claim| claim.parse().ok());
             if let Some(id) = id.filter(|_| evicted) {
-                // Its keeper hears of it a little later.
+                // Its keeper learns of it a little later.
                 let stage = match how {
                     Eviction::Mark => Stage::Evicted,
                     Eviction::Remove => Stage::Lost("an operator took it away".into()),
@@ -142,7 +142,7 @@ impl Routes {
         Err(Problem::new(StatusCode::NOT_FOUND, "absent", detail))
     }
 
-    /// Who waits for whom in a circle. What this principal may not see is hidden.
+    /// The deadlocks. What this principal may not see is hidden.
     pub(super) async fn deadlocks(&self, asking: &Asking) -> Answered {
         self.must_see(asking)?;
         let look = async { self.client.deadlocks().await.map(Arc::new) };
@@ -165,7 +165,7 @@ impl Routes {
 
     pub(super) async fn engine(&self, asking: &Asking) -> Answered {
         self.must_see(asking)?;
-        // Who connects wants to know what it can do, at once.
+        // A client that connects needs the capability at once.
         let checkup = match asking.query.get("check").map(String::as_str) {
             Some("false") => Checkup::default(),
             _ => self.client.check().await?,
@@ -197,7 +197,7 @@ impl Routes {
         Ok(reply(StatusCode::OK, &answer))
     }
 
-    /// The sessions that a principal may know of.
+    /// The sessions that a principal may see.
     fn open_sessions(&self, asking: &Asking) -> Vec<Value> {
         let sessions = self.sessions.seen_by(&asking.principal, SESSIONS_SHOWN);
         let shown = sessions.iter().map(|session| {

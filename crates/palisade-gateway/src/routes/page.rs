@@ -1,8 +1,8 @@
-//! What anyone may read: the dashboard's files and the description of the API.
+//! The routes without a token: the dashboard's files and the description of the API.
 //!
-//! They are in the binary and hold nothing of this gateway: what the page shows it asks for with a
-//! token. Its policy allows only what comes from here, no code within markup, and no text that
-//! becomes markup, so that a lock may be called anything.
+//! The files are part of the binary and contain no data of this gateway: the page requests its data
+//! with a token. Its content security policy allows only resources of this origin, no inline code,
+//! and no text that becomes markup, so that any name of a lock is safe.
 
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
@@ -20,7 +20,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const IMAGE: &str = "image/svg+xml";
 const JSON: &str = "application/json";
 
-/// Address, type and text of each file.
+/// The path, type and text of each file.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../dashboard/index.html")),
     ("/openapi.json", JSON, crate::openapi::DOCUMENT),
@@ -121,7 +121,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The file at this address.
+/// The file at this path.
 pub(super) fn file(path: &str) -> Option<Answer> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
     let mut response = made(StatusCode::OK, kind, text.as_bytes().to_vec());
@@ -154,7 +154,7 @@ mod tests {
         let served: BTreeSet<String> = files().map(|(path, ..)| name(path)).collect();
         assert_eq!(served, found);
         for (path, _, text) in files() {
-            // What is in an SVG's or XML's namespace is a name and no address.
+            // An XML namespace is a name, not a URL to fetch.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for elsewhere in [
                 "http://",

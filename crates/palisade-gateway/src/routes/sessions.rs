@@ -1,4 +1,4 @@
-//! Sessions: opened, kept alive, listened to, closed.
+//! The routes of sessions: open, keep alive, listen, close.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl Routes {
             None => json!({"id": id, "state": "no_claim"}),
             Some(Known::Over(over)) => json!({"id": id, "state": over.stage.word()}),
             Some(Known::Live(claim)) => {
-                // A right that was taken away is not extended.
+                // A claim whose right was taken away is not extended.
                 if let Some(until) = until
                     && asking.principal.may_use(claim.asked.name.as_str())
                 {
@@ -90,7 +90,7 @@ impl Routes {
         Ok(events::of_session(&session, counted))
     }
 
-    /// Releases everything. It goes on though the client does not wait for the end of it.
+    /// Releases everything. It continues even if the client does not wait.
     pub(super) async fn close_session(&self, asking: &Asking) -> Answered {
         let session = self.session(asking)?;
         let answer = json!({"id": session.id});

@@ -1,4 +1,4 @@
-//! What a client is promised: one place per id, and no belief beyond what the engine keeps.
+//! The promises to a client: one place per id, and no validity beyond the engine's lease.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn asking_again_is_the_same_claim_and_a_released_one_stays_released() {
         .post("/v1/claims/release", &secret, &release)
         .await
         .is(200);
-    // Asked again because the answer was lost.
+    // A retry because the response was lost.
     served
         .post("/v1/claims/release", &secret, &release)
         .await
@@ -103,7 +103,7 @@ async fn a_dropped_request_keeps_its_place_and_the_session_ends_it() {
     served.until_line("a", (1, 1)).await;
     drop(stream);
     holder.release().await.unwrap();
-    // Nobody asks: it is granted all the same, and ends with the ttl.
+    // Without a waiting request it is granted all the same, and ends with the ttl.
     served.until_line("a", (1, 0)).await;
     served.until_line("a", (0, 0)).await;
     served.until_logged("session_ended").await;
@@ -138,7 +138,7 @@ async fn a_promise_never_outlives_the_session_or_the_lease() {
         assert_eq!(kept["draining"], false);
     }
     let believed = sent + Duration::from_millis(answer["valid_ms"].as_u64().unwrap());
-    // The client is silent from here on: the next may have it only after its belief.
+    // The client sends nothing from here on: the next is granted only after its last promise.
     let next = served.engine.mutex("a").lock().await.unwrap();
     assert!(
         believed.has_passed(),
@@ -285,7 +285,7 @@ async fn an_eviction_is_told_to_the_session_and_audited() {
         .post("/v1/claims/wait", &secret, &wait)
         .await
         .refuses(410, "evicted");
-    // Whether it has heard is not known before it lets go.
+    // Before it lets go, it is unknown whether it was notified.
     assert_eq!(served.line("a").await, (1, 0));
     assert!(served.engine.mutex("a").try_lock().await.unwrap().is_none());
     served
@@ -313,7 +313,7 @@ async fn an_evicted_hold_is_kept_until_its_last_promise_is_over() {
     let held = served.post("/v1/claims", &secret, &ask).await.is(200);
     let believed = sent + Duration::from_millis(held["valid_ms"].as_u64().unwrap());
     let evict = json!({"name": "a", "how": "ask", "reason": "deploy"});
-    // Its client is not heard of any more.
+    // Its client sends nothing any more.
     let evicting = tokio::spawn(Ask::post("/v1/evictions", &evict).send(served.addr));
     let mutex = served.engine.mutex("a");
     let next = tokio::time::timeout(LIMIT, mutex.lock());
@@ -389,7 +389,7 @@ async fn draining_lets_holders_finish_and_takes_nobody_in() {
         .await;
     assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
     refused.refuses(503, "draining");
-    // Nested locks of who holds already.
+    // Nested locks of a session that already holds one.
     served
         .post("/v1/claims", &secret, &json!({"name": "b", "id": "two"}))
         .await
@@ -427,7 +427,7 @@ async fn after_the_drain_nothing_is_extended() {
         .is(200);
     served.end.take().unwrap().send(()).unwrap();
     let (addr, stubborn) = (served.addr, secret.clone());
-    // A client that keeps alive whatever it is told.
+    // A client that sends keep-alives whatever the response.
     let mut believed = BootTime::now();
     let patience = BootTime::now() + LIMIT;
     let ended = loop {

@@ -1,4 +1,5 @@
-//! Agents of sessions: a circle is found, one gives way, and who may not see it learns no names.
+//! Agents of sessions: a cycle is found, one gives way, and a principal without rights learns no
+//! names.
 
 use serde_json::json;
 
@@ -56,7 +57,7 @@ async fn one_of_a_circle_gives_way() {
 #[tokio::test]
 async fn a_circle_is_shown_and_names_that_may_not_be_seen_are_hidden() {
     let (served, [billing, other, _]) = super::security::guarded().await;
-    // An agent of each principal, who both look never: the circle stays.
+    // One agent of each principal; neither looks for deadlocks, so the cycle stays.
     let agents = [served.engine.agent("one"), served.engine.agent("two")];
     let names = ["billing/a", "other/b"];
     let mut holds = Vec::new();

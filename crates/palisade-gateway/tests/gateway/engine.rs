@@ -1,4 +1,4 @@
-//! What the library's own engine asks of a gateway, beside what every client does.
+//! What the library's own `http:` engine needs of a gateway, beyond what every client does.
 
 use serde_json::json;
 
@@ -11,12 +11,12 @@ async fn a_release_before_its_claim_is_remembered() {
     let release = json!({"id": "late"});
     let refused = served.post("/v1/claims/release", &secret, &release).await;
     refused.refuses(410, "no_claim");
-    // It was still on its way.
+    // The claim was still in flight.
     let ask = json!({"name": "a", "id": "late", "queue": true});
     let refused = served.post("/v1/claims", &secret, &ask).await;
     refused.refuses(410, "released");
     assert_eq!(served.line("a").await, (0, 0));
-    // Of another session it is another claim.
+    // In another session it is another claim.
     let other = served.session("30s").await;
     served.post("/v1/claims", &other, &ask).await.is(200);
 }
@@ -61,7 +61,7 @@ async fn a_mark_is_known_to_the_next_who_asks() {
         let kept = served.post("/v1/sessions/keepalive", &secret, &kept).await;
         assert_eq!(kept.is(200)["claims"][0]["state"], state);
     }
-    // What is marked stays until its client lets go.
+    // A marked claim stays until its client lets go.
     assert_eq!(served.line("a").await, (1, 0));
     let release = json!({"id": "a"});
     let released = served.post("/v1/claims/release", &secret, &release).await;

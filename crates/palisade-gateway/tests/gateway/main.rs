@@ -1,4 +1,4 @@
-//! A real gateway in front of a real store: its promises, and who may not do what.
+//! A real gateway in front of a real store: its promises, and access control.
 #![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 mod claims;

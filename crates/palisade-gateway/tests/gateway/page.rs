@@ -1,4 +1,4 @@
-//! What anyone may read, and what the dashboard asks for.
+//! The routes without a token, and the requests of the dashboard.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn the_page_needs_no_token_and_has_a_strict_policy() {
             .await
             .refuses(404, "not_found");
     }
-    // Whoever looks after it asks by the address of a pod.
+    // Health probes use the address of a pod.
     Ask::get("/readyz")
         .with("host", "10.1.2.3:7420")
         .send(served.addr)
@@ -110,9 +110,9 @@ async fn events_without_a_prefix_are_of_what_may_be_seen() {
         read_until(&mut stream, &mut seen, "event: changed").await;
         seen.clear();
     };
-    // A watch begins with a hint, since what changed before was not heard.
+    // A watch begins with a hint, since earlier changes were missed.
     told().await;
-    // Whoever may not see a name is not told that it changes.
+    // A principal that may not see a name gets no hint about it.
     for _ in 0..3 {
         let other = served.engine.mutex("billing-x/card").lock().await.unwrap();
         let told = tokio::time::timeout(QUIET, told()).await;

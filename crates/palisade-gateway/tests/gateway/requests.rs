@@ -1,4 +1,4 @@
-//! What a request may say of itself, and what an answer says of the gateway.
+//! Headers of requests, and what responses say about the gateway.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -108,7 +108,7 @@ async fn what_is_too_long_for_an_engine_is_refused() {
 
 #[tokio::test]
 async fn a_connection_may_be_silent_between_requests_but_not_within_a_head() {
-    // Both for longer than a head may take.
+    // Both are idle for longer than a head may take.
     let served = serve().await;
     let mut stream = TcpStream::connect(served.addr).await.unwrap();
     let head = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", served.addr);

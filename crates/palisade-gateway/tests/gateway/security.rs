@@ -1,4 +1,4 @@
-//! Who may not do what, each a test; and no secret in anything that is logged.
+//! Access control, one test for each rule; and no secret in anything that is logged.
 
 use std::time::Duration;
 
@@ -80,7 +80,8 @@ async fn a_name_outside_of_the_prefix_is_refused() {
         Ask::post("/v1/claims", &json!({"name": name})).with("authorization", &billing)
     };
     claim("billing/card").send(served.addr).await.is(200);
-    // One that is a prefix only by its letters, its bare name, and one that may only be seen.
+    // A name that only shares letters with the prefix, the bare name, and one that may only be
+    // seen.
     for name in [
         "billing-x",
         "billing-x/y",
@@ -114,7 +115,7 @@ async fn only_what_may_be_seen_is_shown() {
         let peek = Ask::get(path).with("authorization", &other);
         peek.send(served.addr).await.refuses(403, "forbidden");
     }
-    // A refusal does not say whether the name exists.
+    // A refusal does not reveal whether the name exists.
     let asks = ["/v1/lines?name=billing/card", "/v1/lines?name=billing/none"];
     let mut said = Vec::new();
     for path in asks {
@@ -285,12 +286,12 @@ async fn a_great_body_is_refused_before_it_is_read() {
         1u64 << 30
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // None of it is sent: the announcement is enough.
+    // No body is sent: the announced length is enough.
     let mut answer = Vec::new();
     let read = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer));
     let _ = read.await.expect("an answer in time");
     parse(&answer).refuses(413, "too_large");
-    // One that does not say how long it is.
+    // A body without a length.
     let mut stream = TcpStream::connect(served.addr).await.unwrap();
     let head = format!(
         "POST /v1/claims HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {TOKEN}\r\n\
@@ -343,7 +344,7 @@ async fn slow_heads_cost_nobody_else_and_are_closed() {
     let served = serve().await;
     let began = BootTime::now();
     let mut slow = Vec::new();
-    // So many have nothing to say.
+    // This many connections are idle.
     for _ in 0..2_000 {
         let mut stream = TcpStream::connect(served.addr).await.unwrap();
         stream
@@ -397,7 +398,7 @@ async fn sessions_claims_and_waiting_requests_are_bounded() {
         .post("/v1/claims", &secret, &third)
         .await
         .refuses(429, "too_many");
-    // What is given back can be had again.
+    // A released claim frees its place in the limit.
     served
         .post("/v1/claims/release", &secret, &json!({"id": "two"}))
         .await

@@ -175,7 +175,7 @@ impl<'a> Ask<'a> {
         Self::new("GET", path, "")
     }
 
-    /// Sets a header, in place of what it was; an empty one is left out.
+    /// Replaces a header; an empty value removes it.
     pub(crate) fn with(mut self, name: &'a str, value: &str) -> Self {
         self.headers.retain(|(known, _)| *known != name);
         if !value.is_empty() {
@@ -213,7 +213,7 @@ pub(crate) async fn exchange(
     mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     bytes: &[u8],
 ) -> Reply {
-    // The server may have answered, and closed, before it has read all.
+    // The server may have answered, and closed, before it has read everything.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let read = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer));

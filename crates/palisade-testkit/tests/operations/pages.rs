@@ -153,7 +153,7 @@ fn evicting_ends_the_holder_and_is_audited() {
     browser.js("location.hash = '#/lock/billing%2Fcard-4711'");
     browser.until("document.querySelectorAll('.claim').length === 2");
     browser.click(".stage .claim button.danger");
-    browser.until_said("The holder is told at its next renewal");
+    browser.until_said("The holder is notified at its next renewal");
     browser.click("dialog.evict input[value=force]");
     browser.until_said("Only storage that checks fencing tokens");
     browser.click("dialog.evict input[value=ask]");

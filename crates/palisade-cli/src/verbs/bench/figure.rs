@@ -1,4 +1,4 @@
-//! `Figure`: what was measured, round by round, and what it comes to.
+//! `Figure`: what was measured, round by round, and its summary.
 //!
 //! The field names of [`Row`] are the command's contract. A ratio compares rounds that were next
 //! to each other; a figure whose rounds disagree is called noisy.
@@ -27,11 +27,11 @@ pub(super) struct Figure {
     pub(super) scenario: String,
     pub(super) who: Who,
     pub(super) rounds: Vec<Round>,
-    /// To the raw operations of the same run, round by round.
+    /// The ratio to the raw operations of the same run, for each round.
     ratios: Vec<f64>,
-    /// Operations per second, where an operation is not what was timed.
+    /// Operations per second, if the timed unit is not one operation.
     pub(super) ops_s: Option<f64>,
-    /// What else is to be said, to people.
+    /// A further remark, for the text output.
     pub(super) remark: Option<String>,
 }
 
@@ -47,8 +47,8 @@ pub(super) struct Row {
     ratio_to_raw: Option<f64>,
 }
 
-/// Rounds that differ by more say little: a quarter of a median is far beyond what a quiet
-/// machine shows, and less than the differences that people choose an engine for.
+/// Rounds that differ by more are noise: a quarter of a median is far more than an idle machine
+/// shows, and less than the differences that decide between engines.
 const NOISY: f64 = 0.25;
 
 impl Figure {
@@ -93,8 +93,8 @@ impl Figure {
         medians.map(middle).collect()
     }
 
-    /// By how much the middle half of the rounds differs, when that is too much. Where there is
-    /// a ratio, its rounds count: what slows both sides says nothing against it.
+    /// By how much the middle half of the rounds differs, if that is too much. With a ratio, the
+    /// ratios of the rounds are compared: a slowdown of both sides does not affect them.
     pub(super) fn noise(&self) -> Option<f64> {
         let rounds = match (self.who, self.ratios.is_empty()) {
             (Who::Raw, _) => return None,
@@ -111,7 +111,7 @@ impl Figure {
     }
 }
 
-/// Fills in the ratio, and refuses figures of nothing.
+/// Fills in the ratio, and refuses figures without measurements.
 pub(super) fn compare(figures: &mut [Figure]) -> Result<(), Failure> {
     for figure in figures.iter() {
         if figure.medians().len() < figure.rounds.len().div_ceil(2) {

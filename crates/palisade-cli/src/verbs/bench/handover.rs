@@ -1,9 +1,9 @@
-//! Hand-over: several take one name from each other, and note when they got it and let go.
+//! Hand-over: several waiters take one lock in turns, and record each grant and release.
 //!
-//! The waiters are tasks with a connection each, or processes: this command again, which takes its
-//! turns for each line `until` on its stdin and answers with them and a dot. With a true pass,
-//! whoever let go stays away until another has it: that is what the board is for, a file of eight
-//! bytes with the time of the last grant, the same for tasks and processes.
+//! The waiters are tasks with a connection each, or processes: this command again, which takes
+//! turns for each line `until` on its stdin and answers with the times and a dot. In a true pass,
+//! a waiter that has released does not ask again until another has the lock. The *board* tells it:
+//! a file of eight bytes with the time of the last grant, the same for tasks and processes.
 
 use std::fs::File;
 use std::io;
@@ -22,16 +22,16 @@ use super::side::{Cleanup, Side, Who, stuck};
 use crate::exit::{Failure, Outcome, Verdict, refused};
 use crate::worker::{Worker, tie_to_parent};
 
-/// How long each holds in a true pass: all others sleep in the line by then.
+/// How long each holds in a true pass: long enough for all others to be asleep in the line.
 const HOLD: Duration = Duration::from_millis(10);
 
-/// Between two looks at the board: far below the time that the next one holds.
+/// The interval for polling the board: far below the time that the next waiter holds.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A waiter that does not end by itself is killed.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Those who take one name from each other.
+/// The waiters.
 pub(super) struct Waiters {
     them: Them,
     pass: bool,
@@ -121,7 +121,7 @@ impl Waiters {
     }
 }
 
-/// The turns of a process in this round; none when it gets ready.
+/// The turns of a process in this round; none when it reports that it is ready.
 async fn answer(worker: &mut Worker) -> Result<Vec<Turn>, Failure> {
     let mut turns = Vec::new();
     while let Some(line) = worker.line().await {
@@ -168,7 +168,7 @@ pub(super) async fn serve(url: &str, told: &str) -> Verdict {
     Ok(Outcome::Done)
 }
 
-/// When the next round ends. Read on a thread: connections go on meanwhile.
+/// When the next round ends. Read on a thread, so that connections are served meanwhile.
 async fn next_round() -> Option<BootTime> {
     let line = tokio::task::spawn_blocking(|| {
         let mut line = String::new();
@@ -178,14 +178,14 @@ async fn next_round() -> Option<BootTime> {
     line.trim().parse().ok().map(BootTime::from_nanos)
 }
 
-/// When it was got and let go, in nanoseconds of the boot-time clock.
+/// When the lock was granted and released, in nanoseconds of the boot-time clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Turn {
     granted: u64,
     released: u64,
 }
 
-/// Where those who pass the lock on see that another has it.
+/// Shows a waiter that has released that another has the lock.
 struct Board(File);
 
 impl Board {
@@ -208,7 +208,7 @@ impl Board {
     }
 }
 
-/// Takes turns until then, and once more: nobody is left waiting for someone who went away.
+/// Takes turns until then, and once more, so that no other waiter waits for one that has left.
 async fn take_turns(
     side: &Side,
     name: &str,
@@ -223,7 +223,7 @@ async fn take_turns(
         if let Some(Board(file)) = board {
             file.write_all_at(&granted.to_le_bytes(), 0)
                 .map_err(&unseen)?;
-            // What comes after the end does not count and need not take long.
+            // A turn after the end does not count, so it is short.
             if !until.has_passed() {
                 tokio::time::sleep(HOLD).await;
             }
@@ -241,8 +241,8 @@ async fn take_turns(
     }
 }
 
-/// What the turns of all come to: from grant to grant, or, in a true pass, from the release of
-/// one to the grant of another.
+/// The times of all turns: from grant to grant, or, in a true pass, from the release of one waiter
+/// to the grant of another.
 fn round(all: Vec<Vec<Turn>>, pass: bool, until: BootTime) -> Round {
     let turns = all.into_iter().enumerate();
     let mut turns: Vec<(Turn, usize)> = turns

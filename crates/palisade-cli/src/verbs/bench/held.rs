@@ -1,7 +1,7 @@
-//! Many locks that are held: what it costs to renew them for one ttl.
+//! The cost of renewing many held locks for one ttl.
 //!
-//! The figure is of renewals: leases per second, and how long one call to the engine took, which
-//! renews many. What it took of our processor and memory is told beside it.
+//! The figure shows renewals: leases per second, and the time of one call to the engine, which
+//! renews many. The processor time and memory used are reported with it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use super::side::{Who, stuck};
 use super::{Measured, Plan, Progress, ROUNDS};
 use crate::exit::{Failure, refused};
 
-/// How many are taken and released at the same time.
+/// How many locks are taken and released concurrently.
 const AT_ONCE: u32 = 64;
 
-/// What was renewed. Every lease of a call is told of with the time that the call took.
+/// Counts renewals. The observer is called for every lease, with the time of the whole call.
 #[derive(Default, Clone)]
 struct Renewals {
     calls: Vec<u64>,

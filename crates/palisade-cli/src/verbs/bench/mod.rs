@@ -1,8 +1,8 @@
-//! `palisade bench`: measures an engine, and what palisade costs beside its raw operations.
+//! `palisade bench`: measures an engine, and palisade's cost compared with its raw operations.
 //!
 //! A scenario gives figures; a figure is measured in rounds, in which palisade and the raw
-//! operations take turns, so that whatever else the machine does hits both. Every lock has a name
-//! that nobody else uses, and none is left behind, also when a signal ends the measurement.
+//! operations take turns, so that other load on the machine affects both. Every lock has a name
+//! that nobody else uses, and none is left behind, even if a signal ends the measurement.
 
 mod figure;
 mod handover;
@@ -27,12 +27,12 @@ use crate::exit::{Failure, Outcome, Verdict, refused};
 use crate::print::Printer;
 use crate::signals::Endings;
 
-/// Turns of each side: enough to see whether they agree with each other.
+/// Turns of each side: enough to see whether they agree.
 const ROUNDS: u32 = 10;
 
-/// Measure an engine: how fast locks are taken, given back and handed over
+/// Measure an engine: how fast locks are acquired, released and handed over
 ///
-/// Takes locks of its own, under names that nobody else uses, and leaves none behind.
+/// It takes locks under names that nobody else uses, and leaves none behind.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     palisade bench\n  \
@@ -41,38 +41,38 @@ const ROUNDS: u32 = 10;
     Scenarios:\n  \
     uncontended  lock and unlock, one after the other\n  \
     parallel     lock and unlock 64 names at once, on one client\n  \
-    handoff      2, 8 and 64 waiters that let go at once: from one grant to the next\n  \
-    pass         the same waiters, each holds for 10 ms and stays away until another has the\n               \
-                 lock: from the release to the next grant, which is the true hand-over\n  \
+    handoff      2, 8 and 64 waiters that release at once: from one grant to the next\n  \
+    pass         the same waiters; each holds for 10 ms and asks again when another has had\n               \
+                 the lock: from the release to the next grant, which is the true hand-over\n  \
     held         10,000 locks held for one ttl: what renewing them costs\n  \
-    cli          `palisade run NAME -- true` beside `flock FILE true`\n\n\
+    cli          `palisade run NAME -- true` compared with `flock FILE true`\n\n\
     p50 and p99 are times of one operation. The ratio is p50 to that of the raw operations, the\n\
     median over the rounds: 2.00 takes twice as long.")]
 pub(crate) struct Bench {
-    /// What to measure, several by comma [default: uncontended,parallel,handoff,pass]
+    /// What to measure, separated by commas [default: uncontended,parallel,handoff,pass]
     #[arg(long, value_enum, value_delimiter = ',', hide_possible_values = false)]
     scenario: Vec<Scenario>,
     /// Measure the engine's own raw operations in turns with palisade, and print the ratio
     #[arg(long)]
     baseline: bool,
-    /// Stay on one core, where the scheduler has no say
+    /// Run on one core, which removes the influence of the scheduler
     #[arg(long)]
     pin: bool,
-    /// How long each figure is measured, of each side
+    /// How long each figure is measured, for palisade and for the raw operations
     #[arg(long, value_name = "S", default_value = "2", value_parser = parse_seconds)]
     seconds: Duration,
     /// How many locks `held` holds [default: 10000], how often `cli` runs [default: 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: Option<u32>,
-    /// How many wait in `handoff` and `pass`, several by comma
+    /// The number of waiters in `handoff` and `pass`, separated by commas
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2,8,64",
           value_parser = clap::value_parser!(u16).range(2..=512))]
     waiters: Vec<u16>,
-    /// Each waiter of `handoff` and `pass` is a process of its own [default on file:, where
-    /// the clients of one process share everything; elsewhere each has its own connection]
+    /// Make each waiter of `handoff` and `pass` its own process [default on file:, where the
+    /// clients of one process share everything; elsewhere each has its own connection]
     #[arg(long)]
     processes: bool,
-    /// What a waiter of another bench is told; not for people
+    /// Arguments for a waiter of another bench; not for people
     #[arg(long, hide = true, value_name = "WHO,KEY,BOARD")]
     waiter_of: Option<String>,
 }
@@ -92,9 +92,10 @@ enum Scenario {
 enum Measured {
     /// Lock and unlock, this many names at once on one client.
     Cycles { at_once: u16 },
-    /// Hand-over among waiters; a true pass holds for a while and stays away.
+    /// Hand-over among waiters. In a true pass a waiter holds for a while, and does not ask again
+    /// until another has the lock.
     Handover { waiters: u16, pass: bool },
-    /// What many locks cost that are held.
+    /// The cost of holding many locks.
     Held,
     /// The command itself.
     Cli,
@@ -119,7 +120,7 @@ impl Measured {
 struct Plan<'a> {
     url: &'a str,
     engine: String,
-    /// The beginning of all names.
+    /// The prefix of all names.
     name: String,
     /// Waiters are processes.
     processes: bool,
@@ -158,7 +159,7 @@ impl Bench {
     ) -> Result<Vec<Figure>, Failure> {
         let client = cleanup.client(palisade::connect(url).await?);
         if self.baseline {
-            // Refused before anything is measured.
+            // Checked before anything is measured.
             side::raw(url).await?;
         }
         let plan = Plan {
@@ -180,7 +181,7 @@ impl Bench {
                 Measured::Held => figures.push(held::measure(&plan, &mut progress).await?),
                 what => figures.extend(self.in_turns(&plan, what, &mut progress).await?),
             }
-            // One figure's connections are no burden on the next.
+            // The connections of one figure must not affect the next.
             cleanup.run().await;
         }
         Ok(figures)
@@ -238,7 +239,7 @@ impl Bench {
             let runner = Runner::ready(plan, what, *who).await?;
             runners.push((runner, Figure::new(&plan.engine, what.name(), *who)));
         }
-        // Connections, caches and threads are warm when it counts.
+        // A warm-up of connections, caches and threads.
         let warm_up = plan.slice.min(Duration::from_millis(50));
         for (runner, _) in &mut runners {
             runner.round(warm_up).await?;
@@ -259,7 +260,7 @@ impl Bench {
     }
 }
 
-/// Prints the figures, and says which of them mean little.
+/// Prints the figures, and a note about those that are noisy.
 fn report(figures: &[Figure], printer: Printer) -> io::Result<()> {
     let rows: Vec<_> = figures.iter().map(Figure::row).collect();
     printer.answer(&rows, |_| figure::table(figures))?;
@@ -287,7 +288,7 @@ fn report(figures: &[Figure], printer: Printer) -> io::Result<()> {
     Ok(())
 }
 
-/// How far it is, for a person at a terminal.
+/// The progress line for a terminal.
 struct Progress {
     shown: bool,
     steps: u32,

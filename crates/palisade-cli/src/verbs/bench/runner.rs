@@ -17,7 +17,7 @@ pub(super) enum Runner {
     /// Lock and unlock on one client, so many names at once.
     Cycles(Side, Vec<String>),
     Handover(Waiters),
-    /// The command itself, this often in a round.
+    /// The command itself, this many times per round.
     Cli(Cli, u32),
 }
 
@@ -104,7 +104,7 @@ async fn cycle(side: &Side, name: &str, until: Instant) -> Result<Vec<u64>, Fail
         let end = Instant::now();
         times.push((end - begin).as_nanos() as u64);
         begin = end;
-        // What never waits would never let the others run.
+        // A task that never waits would not let the others run.
         tokio::task::coop::consume_budget().await;
     }
     Ok(times)

@@ -1,5 +1,5 @@
-//! `Side`: one connection, of palisade or to the engine's raw operations. Both sides of a
-//! comparison do the same through this, so that only what is behind it differs.
+//! `Side`: one connection, of palisade or for the engine's raw operations. Both sides of a
+//! comparison run the same code on it, so that only the implementation differs.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,13 +9,13 @@ use palisade::{Client, Error, ErrorKind, Hold};
 
 use crate::exit::Failure;
 
-/// Nobody waits this long in a measurement: something was lost.
+/// No wait in a measurement takes this long unless something was lost.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// An engine that does not answer must not keep palisade from ending.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Whose figure it is.
+/// The side that a figure belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     Palisade,
@@ -37,7 +37,7 @@ pub(super) enum Side {
     Raw(Arc<dyn Baseline>),
 }
 
-/// A name that is taken.
+/// A lock that is held.
 pub(super) enum Taken {
     Hold(Hold),
     Raw(Arc<dyn Baseline>, String),
@@ -51,7 +51,7 @@ impl Side {
         })
     }
 
-    /// Takes what is free, and gives it back.
+    /// Acquires a free lock, and releases it.
     pub(super) async fn cycle(&self, name: &str) -> Result<(), Failure> {
         let cycle = async {
             match self {
@@ -62,7 +62,7 @@ impl Side {
         Ok(within(cycle).await??)
     }
 
-    /// Waits for it.
+    /// Waits for the lock.
     pub(super) async fn take(&self, name: &str) -> Result<Taken, Failure> {
         let take = async {
             Ok::<_, Error>(match self {
@@ -78,7 +78,7 @@ impl Side {
 }
 
 impl Taken {
-    /// Gives it to the next.
+    /// Releases the lock to the next waiter.
     pub(super) async fn give(self) -> Result<(), Failure> {
         let give = async {
             match self {
@@ -103,13 +103,13 @@ async fn within<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     done.map_err(|_| stuck("the engine did not answer for 30 s in the middle of a measurement"))
 }
 
-/// What the engine did not do.
+/// A failure of the engine to do what the measurement needs.
 pub(super) fn stuck(message: &str) -> Failure {
     Error::new(ErrorKind::Unreachable, "bench", message).into()
 }
 
-/// What a measurement leaves in the engine while it runs, and takes away at its end, be that its
-/// own or a signal's: claims of clients that go away, and batons of raw operations.
+/// What a measurement has in the engine while it runs, and removes when it ends or a signal ends
+/// it: claims of clients that go away, and batons of raw operations.
 #[derive(Default)]
 pub(super) struct Cleanup {
     clients: Mutex<Vec<Client>>,
@@ -117,13 +117,13 @@ pub(super) struct Cleanup {
 }
 
 impl Cleanup {
-    /// A client whose releases in the background are waited for at the end.
+    /// Adds a client, whose background releases are awaited at the end.
     pub(super) fn client(&self, client: Client) -> Client {
         lock(&self.clients).push(client.clone());
         client
     }
 
-    /// Puts the baton that raw operations pass on there, to be taken away at the end.
+    /// Creates the baton that raw operations pass on, to be removed at the end.
     pub(super) async fn baton(&self, side: Side, name: &str) -> Result<(), Failure> {
         if let Side::Raw(baseline) = side {
             within(baseline.give(name.to_owned())).await??;
@@ -134,7 +134,7 @@ impl Cleanup {
 
     /// To be called when nobody else uses the clients and batons any more.
     pub(super) async fn run(&self) {
-        // Tasks that were aborted drop what they hold when it is their turn.
+        // An aborted task drops what it holds only when the runtime next runs it.
         tokio::task::yield_now().await;
         let batons = std::mem::take(&mut *lock(&self.batons));
         let clients = std::mem::take(&mut *lock(&self.clients));

@@ -1,8 +1,8 @@
 //! The account of the demo, in a plain file and in a fenced one, and a depositor's work on it.
 //!
-//! A depositor gets the lock, reads the account, says `granted TOKEN`, and waits for `write`. Then
-//! it writes what it worked out, first to the plain file, then to the fenced one with its token,
-//! and looks at its hold only afterwards: that is the mistake that every program can make.
+//! A depositor gets the lock, reads the account, prints `granted TOKEN`, and waits for `write`.
+//! Then it writes the new balance, first to the plain file, then to the fenced one with its token,
+//! and checks its hold only afterwards: a mistake that any program can make.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl Account<'_> {
     }
 }
 
-/// What a depositor does that is told `AMOUNT,DIR`.
+/// The work of a depositor that is started with `AMOUNT,DIR`.
 pub(super) async fn deposit(told: &str) -> Verdict {
     tie_to_parent()?;
     let wrong = || Failure::Usage("--worker-of is for palisade itself".into());
@@ -70,7 +70,7 @@ pub(super) async fn deposit(told: &str) -> Verdict {
     };
     say(&format!("granted {}", hold.token()))?;
 
-    // Blocking is fine: the keeper has a thread of its own.
+    // Blocking is fine: the keeper has its own thread.
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line);
     read.map_err(refused("can't hear the demo"))?;

@@ -1,10 +1,10 @@
-//! `palisade demo`: the zombie, with nothing to set up.
+//! `palisade demo`: a paused holder that writes late (a zombie), with nothing to set up.
 //!
 //! Two workers, real processes, deposit into one account under one lock. The first is stopped
 //! (SIGSTOP) between its read and its write, past its ttl; the second gets the lock and deposits;
-//! the first is resumed and writes what it had worked out. A plain file loses the second deposit;
-//! a fenced file refuses the first one's old token. Each step waits for the one before it, so
-//! the end is the same in every run, however slow the machine.
+//! the first is resumed and writes the balance that it had computed. A plain file loses the second
+//! deposit; a fenced file refuses the first worker's old token. Each step waits for the one before
+//! it, so the result is the same in every run, however slow the machine.
 
 mod account;
 
@@ -38,14 +38,14 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Watch a paused lock holder come back as a zombie, and a fencing token stop it
 ///
-/// Needs nothing: two workers on the embedded engine, in a temporary folder that is removed.
+/// Needs no setup: two workers use the embedded engine, in a temporary folder that is removed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade demo\n  palisade demo --fast --json")]
 pub(crate) struct Demo {
-    /// With a ttl of 0.3 s instead of 3 s
+    /// Use a ttl of 0.3 s instead of 3 s
     #[arg(long)]
     fast: bool,
-    /// What a worker of another demo is told; not for people
+    /// Arguments for a worker of another demo; not for people
     #[arg(long, hide = true, value_name = "AMOUNT,DIR")]
     worker_of: Option<String>,
 }
@@ -89,7 +89,7 @@ struct Moment {
     what: String,
 }
 
-/// What happens, told as it happens, and kept for the JSON document.
+/// The timeline: printed as it happens, and kept for the JSON document.
 struct Story {
     began: Instant,
     printer: Printer,
@@ -131,7 +131,7 @@ impl Demo {
         };
         let end = tokio::select! {
             biased;
-            // What is dropped here kills the workers and removes the folder.
+            // Dropping the future kills the workers and removes the folder.
             signal = endings.next() => return Err(Failure::Interrupted(signal.as_raw())),
             end = play(ttl, story) => end?,
         };
@@ -148,7 +148,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
     let folder = tempfile::tempdir().map_err(refused("can't make a temporary folder"))?;
     let account = Account(folder.path());
     account.open(START).await?;
-    // What means something in a URL is written out.
+    // Characters that have a meaning in a URL are percent-encoded.
     let store = folder.path().join("store").display().to_string();
     let store = store
         .replace('%', "%25")
@@ -172,8 +172,8 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
         "has the lock with token {first_token}; reads {START}, is about to write {after}"
     ))?;
 
-    // A process that is stopped inside the store would keep everyone out: not what this is
-    // about, so it gets another moment.
+    // A process that is stopped inside the store would block everyone, which is not the subject
+    // here: it is resumed for another moment.
     let name = Name::new(LOCK)?;
     loop {
         first.signal(Signal::STOP)?;
@@ -206,7 +206,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
     ends(second).await?;
 
     first.signal(Signal::CONT)?;
-    story.first("is resumed, and does not know that it slept: a zombie".into())?;
+    story.first("is resumed, and does not know that it was paused: a zombie".into())?;
     first.tell("write").await?;
     hears(&mut first, "plain").await?;
     story.first(format!(
@@ -217,7 +217,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
         "offers {after} with token {first_token} to the fenced file, which says {verdict}"
     ))?;
     hears(&mut first, "valid false").await?;
-    story.first("looks at its hold, and sees that it is lost".into())?;
+    story.first("checks its hold, and finds that it is lost".into())?;
     ends(first).await?;
     let _ = tokio::time::timeout(FAREWELL, client.close()).await;
 
@@ -232,7 +232,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
     })
 }
 
-/// The rest of the next line, which begins so.
+/// The rest of the next line, which must start with `beginning`.
 async fn hears(worker: &mut Worker, beginning: &str) -> Result<String, Failure> {
     let line = worker.line().await.unwrap_or_default();
     let rest = line

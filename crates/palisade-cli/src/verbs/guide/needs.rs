@@ -1,5 +1,5 @@
-//! The needs that `guide` knows, each with its test of an engine's entry in the registry and what
-//! that says about it. A need that the data can't decide has no place here.
+//! The needs that `guide` knows. Each has a test of an engine's entry in the registry, and a text
+//! about the result. A need that this data can't decide does not belong here.
 
 use palisade::Guarantee;
 use palisade::engine::{EngineInfo, Permits, Tokens};
@@ -8,15 +8,15 @@ use palisade::engine::{EngineInfo, Permits, Tokens};
 #[derive(Debug)]
 pub(super) struct Need {
     pub(super) word: &'static str,
-    /// What it means, for the list.
+    /// A description, for the list.
     pub(super) means: &'static str,
     pub(super) fits: fn(&EngineInfo) -> bool,
-    /// What the entry says about it, whether or not it fits.
+    /// How the entry meets or misses the need.
     pub(super) why: fn(&EngineInfo) -> String,
 }
 
 impl Need {
-    /// What an engine's entry says about it, with its name.
+    /// `why` with the word of the need in front.
     pub(super) fn says(&self, info: &EngineInfo) -> String {
         format!("{}: {}", self.word, (self.why)(info))
     }
@@ -25,14 +25,14 @@ impl Need {
 pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "correctness",
-        means: "data breaks if two are at it: fencing tokens that can't go back",
+        means: "two holders at once would damage data: fencing tokens that can't go back",
         fits: |info| {
             info.capability.class < Guarantee::Timed && info.capability.tokens != Tokens::None
         },
         why: |info| match (info.capability.class, info.capability.tokens) {
             (_, Tokens::None) => "it has no tokens".to_owned(),
             (Guarantee::Timed, _) => {
-                "it is of class C, whose tokens and exclusion assume sane clocks and kept data"
+                "it is of class C: exclusion and tokens assume correct clocks and no data loss"
                     .to_owned()
             }
             (class, _) => {
@@ -52,9 +52,9 @@ pub(super) const NEEDS: &[Need] = &[
         fits: |info| info.capability.early_loss,
         why: |info| {
             if info.capability.early_loss {
-                "a leader is told before another is elected".to_owned()
+                "a leader learns of its loss before another is elected".to_owned()
             } else {
-                "a leader is not told before another is elected".to_owned()
+                "a leader may learn of its loss after another is elected".to_owned()
             }
         },
     },
@@ -74,19 +74,19 @@ pub(super) const NEEDS: &[Need] = &[
         word: "read-write",
         means: "many readers or one writer",
         fits: |info| info.capability.shared,
-        why: |info| yes(info.capability.shared, "readers beside each other"),
+        why: |info| yes(info.capability.shared, "concurrent readers"),
     },
     Need {
         word: "fair",
         means: "first come, first served",
         fits: |info| info.capability.fair,
-        why: |info| yes(info.capability.fair, "waiters served in their order"),
+        why: |info| yes(info.capability.fair, "a fair order of waiters"),
     },
     Need {
         word: "waiters",
         means: "see who waits",
         fits: |info| info.capability.waiters_visible,
-        why: |info| yes(info.capability.waiters_visible, "waiters that can be seen"),
+        why: |info| yes(info.capability.waiters_visible, "visible waiters"),
     },
     Need {
         word: "detached",
@@ -101,7 +101,7 @@ pub(super) const NEEDS: &[Need] = &[
     },
     Need {
         word: "one-machine",
-        means: "nothing but this machine, no server",
+        means: "this machine only, without a server",
         fits: |info| !has_hosts(info),
         why: reach,
     },

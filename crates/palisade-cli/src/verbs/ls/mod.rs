@@ -1,4 +1,4 @@
-//! `palisade ls`: who holds and who waits, on every line or on those whose names begin alike.
+//! `palisade ls`: who holds and who waits, on every line or on those with a common prefix.
 
 mod watch;
 
@@ -23,7 +23,7 @@ pub(crate) struct Ls {
     /// Only names that begin with this
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
-    /// Show every change too, until a signal comes or nobody reads any more
+    /// Keep running and show every change, until a signal comes or the reader closes the pipe
     #[arg(long)]
     watch: bool,
 }
@@ -40,7 +40,7 @@ impl Ls {
             None => Vec::new(),
         };
         let text = |lines: &Vec<LineView>| match lines.is_empty() {
-            // For people: a program that reads rows wants none.
+            // Only for a terminal: a program that reads rows expects none.
             true if io::stdout().is_terminal() => "no locks are held\n".to_owned(),
             true => String::new(),
             false => print::table(lines),

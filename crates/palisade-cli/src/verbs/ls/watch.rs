@@ -1,8 +1,8 @@
-//! `ls --watch`: the table as it changes: redrawn in target in a terminal; as blocks, or with
-//! `--json` one line per object, in a pipe.
+//! `ls --watch`: the table after each change. In a terminal it is redrawn in place; in a pipe it is
+//! printed as blocks, or with `--json` as one line per object.
 //!
-//! It listens to no signal, so that each ends it, also in a blocked write, and it leaves nothing
-//! in the terminal that would have to be undone.
+//! It handles no signal, so that each ends it even in a blocked write, and it leaves nothing in the
+//! terminal that would have to be undone.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
@@ -42,11 +42,11 @@ pub(super) async fn watch(target: Target, scope: Scope, printer: Printer) -> Ver
     }
 }
 
-/// A way to show lines again and again.
+/// A way to show lines repeatedly.
 trait Show {
     fn show(&mut self, lines: Vec<LineView>) -> io::Result<()>;
 
-    /// Something else was written below what is shown.
+    /// Other output was written below the table.
     fn forget(&mut self) {}
 }
 
@@ -67,7 +67,7 @@ impl Show for InPlace {
         } else {
             print::rows(&lines, Some(columns))
         };
-        // One row is the cursor's; what has scrolled away can't be redrawn.
+        // One row is for the cursor; rows that have scrolled away can't be redrawn.
         let room = room.saturating_sub(1).max(2);
         if rows.len() > room {
             let more = format!("… and {} more", rows.len() - (room - 1));
@@ -80,7 +80,7 @@ impl Show for InPlace {
         }
         let plain = anstream::AutoStream::choice(&io::stdout()) == ColorChoice::Never;
         for (style, row) in &rows {
-            // One that wraps would be two.
+            // A row that wraps would take two.
             let row = crate::table::clip(row, columns);
             if plain {
                 frame.push_str(&format!("{row}\n"))
@@ -99,7 +99,7 @@ impl Show for InPlace {
     }
 }
 
-/// The table once more after each change.
+/// Prints the table again after each change.
 #[derive(Default)]
 struct Blocks {
     last: Option<Vec<LineView>>,
@@ -124,7 +124,7 @@ impl Show for Blocks {
     }
 }
 
-/// Each line that has changed, as an object; one that nobody is in any more is empty.
+/// Prints each line that has changed, as an object; a line without claims has empty lists.
 #[derive(Default)]
 struct Objects {
     last: BTreeMap<String, LineView>,

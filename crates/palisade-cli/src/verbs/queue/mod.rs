@@ -1,5 +1,5 @@
-//! `palisade queue`: work for many consumers. One file per part: pushing, working, looking, and what
-//! operators do.
+//! `palisade queue`: work queues. One file each for pushing, working, listing, and the verbs for
+//! operators.
 
 mod operate;
 mod push;
@@ -17,8 +17,8 @@ use crate::on_runtime;
 
 /// Push messages, and run a command for each: work for many consumers
 ///
-/// Each message is in the hands of one consumer at a time, and none is lost when a consumer dies:
-/// delivery is at least once. Messages of one key are handled strictly one after another.
+/// Each message is with one consumer at a time, and none is lost when a consumer dies: delivery is
+/// at least once. Messages of one key are handled strictly one after another.
 #[derive(Debug, clap::Args)]
 #[command(
     arg_required_else_help = true,
@@ -58,7 +58,7 @@ impl Queue {
     }
 }
 
-/// Refuses an engine whose queues are those of one process.
+/// Refuses an engine whose queues exist in one process only.
 fn refuse_private(target: &Target) -> Result<(), Failure> {
     if !target.is_private()? {
         return Ok(());
@@ -68,7 +68,7 @@ fn refuse_private(target: &Target) -> Result<(), Failure> {
     Err(Error::new(ErrorKind::Unsupported, "connect", why).into())
 }
 
-/// The queue called `name` and its client, for a look; `None` in a store that is not there.
+/// The queue `name` and its client, for reading; `None` if the embedded store does not exist.
 async fn existing(global: &Global, name: &str) -> Result<Option<(Client, Handle)>, Failure> {
     Name::new(name)?;
     let target = Target::find(global)?;

@@ -1,4 +1,4 @@
-//! `palisade queue retry` and `drop`: what operators do to messages.
+//! `palisade queue retry` and `drop`, for operators.
 
 use palisade::queue::{Pick, Queue};
 use serde_json::json;
@@ -8,9 +8,9 @@ use crate::args::Global;
 use crate::exit::{Failure, Verdict};
 use crate::view::shown;
 
-/// Make dead letters ready again, or messages that wait for their next try; exit code 1 when none is
+/// Make dead letters or delayed messages ready again; exit code 1 if there are none
 ///
-/// They are tried as often as new ones.
+/// They get as many attempts as new messages.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
         palisade queue retry mail --dead\n  \
@@ -26,11 +26,11 @@ pub(super) struct Retry {
     dead: bool,
 }
 
-/// Remove messages unhandled; exit code 1 when none is
+/// Remove messages without processing them; exit code 1 if there are none
 ///
-/// Messages that a consumer has in hand are left alone. With --force they are removed, too: the
-/// consumer is told, and its command ended, at its next renewal (after a third of the ttl), while
-/// the next message of the key may be handled.
+/// Messages that a consumer has claimed are kept. With --force they are removed, too: the consumer
+/// learns of it, and its command is ended, at its next renewal (after a third of the ttl). The next
+/// message of the key may be handled before that.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
         palisade queue drop orders order-4711\n  \
@@ -48,7 +48,7 @@ pub(super) struct Drop {
     /// All messages
     #[arg(long, conflicts_with = "ids")]
     all: bool,
-    /// Also those that a consumer has in hand
+    /// Also remove messages that a consumer has claimed
     #[arg(long)]
     force: bool,
 }

@@ -17,7 +17,7 @@ use crate::exit::{Failure, Outcome, Verdict};
 
 /// Add a message to a queue, and print its id
 ///
-/// Returns when the message is stored as durably as the engine can: on disk with file: and
+/// It returns when the message is stored as durably as the engine allows: on disk with file: and
 /// PostgreSQL.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -32,13 +32,13 @@ pub(super) struct Push {
     /// The file with the message [default: -, which is stdin]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Handle it after all messages of this key that were pushed before, never beside one
+    /// Handle it after all earlier messages of this key, never at the same time as one
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Name it: pushed again with the same id within 24 hours, it is stored once
+    /// The id of the message: pushed again with the same id within 24 hours, it is stored once
     #[arg(long, value_name = "ID")]
     id: Option<String>,
-    /// Keep it back for so long
+    /// Deliver it only after this time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     delay: Option<Duration>,
     /// Make a message of each line
@@ -56,7 +56,7 @@ impl Push {
         let queue = client.queue(&self.name);
         if !self.lines {
             let mut body = Vec::new();
-            // One byte more tells that it is too long, without reading all of it.
+            // One byte more shows that the message is too long, without reading all of it.
             let read = input.take(MAX_BODY as u64 + 1).read_to_end(&mut body);
             read.map_err(|error| unreadable(&error))?;
             let Pushed { id, duplicate, .. } = queue.push(self.draft(body)).await?;

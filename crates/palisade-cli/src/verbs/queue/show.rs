@@ -21,9 +21,10 @@ use crate::view::{brief, shown};
 
 /// List queues: how many messages are ready, delayed, claimed, blocked or dead
 ///
-/// Delayed ones are kept back, by their sender or after a failure. Blocked ones wait behind another
-/// of their key. Dead letters have failed for good: `palisade queue show NAME --dead` lists them,
-/// `retry` tries them again and `drop` removes them.
+/// Delayed messages wait for a time that their sender set, or for their next attempt after a
+/// failure. Blocked messages wait behind another of their key. Dead letters have used up their
+/// attempts: `palisade queue show NAME --dead` lists them, `retry` makes them ready again and
+/// `drop` removes them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade queue ls\n  palisade queue ls mail --json")]
 pub(super) struct Ls {
@@ -109,7 +110,7 @@ fn rows<const N: usize>(
     rows.into_iter().map(|row| row + "\n").collect()
 }
 
-/// Show the messages of a queue, or one of them with its body; exit code 1 when there is none
+/// Show the messages of a queue, or one of them with its body; exit code 1 if there is none
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
         palisade queue show mail\n  \
@@ -120,13 +121,13 @@ pub(super) struct Show {
     name: String,
     /// The id of one message
     id: Option<String>,
-    /// Dead letters alone
+    /// Show only dead letters
     #[arg(long, conflicts_with = "id")]
     dead: bool,
-    /// How many messages at the most, the first ones first
+    /// The maximum number of messages, the oldest first
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: usize,
-    /// Write the body of the message alone, as it is
+    /// Write only the body of the message, as it is
     #[arg(long, requires = "id")]
     body: bool,
 }
@@ -153,16 +154,16 @@ struct MessageView {
 struct FullView {
     #[serde(flatten)]
     message: MessageView,
-    /// `None` if it is no text.
+    /// `None` if it is not UTF-8.
     body: Option<String>,
-    /// Of a body that is no text.
+    /// A body that is not UTF-8.
     body_base64: Option<String>,
 }
 
 impl MessageView {
     fn new(report: MessageReport, client: &Client) -> Result<Self, Failure> {
         let token = report.sequence.map(|sequence| client.token(sequence));
-        // A later year than 9999 has no RFC 3339 form.
+        // RFC 3339 has no form for years after 9999.
         let pushed = Duration::from_millis(report.pushed.min(253_402_300_799_000));
         let owner = report.owner.as_ref();
         Ok(Self {
@@ -260,7 +261,7 @@ impl Show {
     }
 }
 
-/// One message, for people.
+/// One message as text.
 fn described(view: &FullView) -> String {
     let mut text = String::new();
     let mut line = |what: &str, said: &str| text.push_str(&format!("{what:<9}{}\n", shown(said)));
@@ -287,7 +288,7 @@ fn described(view: &FullView) -> String {
         Some(body) => body
             .lines()
             .for_each(|line| text.push_str(&format!("{}\n", shown(line)))),
-        None => text.push_str("(no text: --body writes it as it is)\n"),
+        None => text.push_str("(not UTF-8 text: --body writes it as it is)\n"),
     }
     text
 }

@@ -1,8 +1,9 @@
-//! The slots of `palisade queue work`: each claims a message, gives it to its command on stdin, and
-//! lets the exit code decide what becomes of it.
+//! The slots of `palisade queue work`: each claims a message, passes it to its command on stdin,
+//! and settles it by the exit code.
 //!
-//! The first signal closes them: no more is claimed, and what runs may end. The second is passed on.
-//! Invariant: a message is settled only by the exit code of a command that ran under it to its end.
+//! After the first signal no more messages are claimed, and running commands may finish. The second
+//! is passed on. Invariant: a message is settled only by the exit code of a command that held it
+//! until its end.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -28,16 +29,16 @@ use crate::signals::{Endings, Event};
 use crate::supervise::{End, Heard, supervise};
 use crate::view::shown;
 
-/// How long a slot waits before it says that the engine does not answer.
+/// How long a slot waits before it reports that the engine does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Before an engine that did not answer is asked again.
+/// The pause before a retry when the engine did not answer.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Between two looks for what another slot may have left, when all is to be drained.
+/// While draining: the interval for checking whether another slot has made a message ready.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Between two lines about the progress, for a person who looks on.
+/// The interval of the progress lines on a terminal.
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// What all slots share.
@@ -50,15 +51,15 @@ pub(super) struct Slots<'a> {
     closing: watch::Sender<bool>,
     /// How many commands run.
     running: Cell<u64>,
-    /// How many slots have a message, or look for a last one.
+    /// How many slots have a message, or try to claim a last one.
     busy: Cell<u64>,
     /// Signals for the commands that run.
     signals: broadcast::Sender<Signal>,
     /// The second signal, after which messages are given back.
     interrupted: Cell<Option<Signal>>,
-    /// What ends the work of all.
+    /// The failure that ends the work of all slots.
     failure: RefCell<Option<Failure>>,
-    /// Messages whose guardian was killed: what their commands started may still run.
+    /// Messages whose guardian was killed: processes that their commands started may still run.
     unguarded: RefCell<Vec<Message>>,
     done: Cell<u64>,
     failed: Cell<u64>,
@@ -114,7 +115,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Works until there is an end to it.
+    /// Works until a signal, a failure or the end of draining.
     pub(super) async fn work(
         &self,
         guardians: Vec<Guardian>,
@@ -146,7 +147,7 @@ impl<'a> Slots<'a> {
         Ok(Outcome::Done)
     }
 
-    /// Says what is left when nothing is ready.
+    /// Reports the messages that are left when none is ready.
     async fn drained(&self) -> Verdict {
         let Some(left) = self.queue.report().await?.filter(|left| left.total() > 0) else {
             return Ok(Outcome::Done);
@@ -176,7 +177,7 @@ impl<'a> Slots<'a> {
         Ok(Outcome::No)
     }
 
-    /// Hears signals; never ends.
+    /// Handles signals; never returns.
     async fn listen(&self, endings: &mut Endings) {
         loop {
             let signal = endings.next().await;
@@ -199,7 +200,7 @@ impl<'a> Slots<'a> {
             if !for_commands(signal) {
                 self.interrupted.set(Some(signal));
             }
-            // Nobody runs: nobody hears it.
+            // Without receivers no command runs.
             let _ = self.signals.send(signal);
         }
     }
@@ -208,7 +209,7 @@ impl<'a> Slots<'a> {
         std::io::stderr().is_terminal() && !self.printer.json
     }
 
-    /// Tells a person who looks on; never ends.
+    /// Prints progress on a terminal; never returns.
     async fn show_progress(&self) {
         if !self.is_looked_at() {
             return std::future::pending().await;
@@ -245,9 +246,9 @@ impl<'a> Slots<'a> {
         let mut closing = self.closing.subscribe();
         let mut complained = false;
         while guardian.lives() {
-            // While another slot is at it, that one may push more, or unblock a key: whoever drains
-            // looks again. A claim under way is never dropped for that: what it took would be
-            // nobody's for a moment, and the queue would seem empty.
+            // A busy slot may push more messages or unblock a key, so a draining slot looks again
+            // while another is busy. A claim in flight is never dropped for that: its message would
+            // belong to nobody for a moment, and the queue would seem empty.
             let last_look = self.work.drain && self.busy.get() == 0;
             let patience = match (last_look, self.work.drain) {
                 (true, _) => Patience::NoWait,
@@ -284,7 +285,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Ends the work of all slots; the first reason is told.
+    /// Ends the work of all slots; the first reason is reported.
     fn fail(&self, failure: Failure) {
         self.failure.borrow_mut().get_or_insert(failure);
         self.closing.send_replace(true);
@@ -293,7 +294,7 @@ impl<'a> Slots<'a> {
     /// Runs the command for one message, and settles it.
     ///
     /// # Errors
-    /// What keeps commands from being run at all.
+    /// A failure that keeps all commands from running.
     async fn handle(&self, message: Message, guardian: &mut Guardian) -> Result<(), Failure> {
         self.json(|| {
             json!({
@@ -395,7 +396,7 @@ impl<'a> Slots<'a> {
                 let (again, then) = match failed {
                     Failed::Again { after } => (
                         Some(after.as_millis() as u64),
-                        format!("tried again in {after:.1?}"),
+                        format!("retried in {after:.1?}"),
                     ),
                     Failed::Dead => (None, "now a dead letter".to_owned()),
                 };
@@ -417,7 +418,10 @@ impl<'a> Slots<'a> {
             "event": "not_settled", "queue": self.work.name, "id": id, "message": message,
         });
         self.say(event, || {
-            Some(format!("message {} may come again: {message}", shown(id)))
+            Some(format!(
+                "message {} may be delivered again: {message}",
+                shown(id)
+            ))
         });
     }
 

@@ -1,8 +1,8 @@
 //! `palisade queue work`: runs a command for each message, several at a time.
 //!
-//! Each slot has a guardian of its own, forked while there is no thread, which ends its command
-//! before the message can be anyone else's, also when palisade is stopped or killed. What the slots
-//! do is in `slots`.
+//! Each slot has its own guardian, forked while there is no other thread. The guardian ends the
+//! slot's command before another consumer can claim the message, even if palisade is stopped or
+//! killed. The work of the slots is in `slots`.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -33,12 +33,13 @@ const FILES: usize = 4;
 ///
 /// The command gets the message on stdin, and PALISADE_QUEUE, PALISADE_MESSAGE (its id),
 /// PALISADE_TOKEN, PALISADE_ATTEMPT and, if it has a key, PALISADE_MESSAGE_KEY in its environment.
-/// If it ends with 0 the message is done; otherwise it failed, and is tried again after a while or,
-/// after its last try, kept as a dead letter. If palisade loses the message the command is ended
-/// before another consumer can have it.
+/// If it ends with 0 the message is done; otherwise it failed, and is retried after a delay or,
+/// after its last attempt, kept as a dead letter. If palisade loses the message, the command is
+/// ended before another consumer can claim it.
 ///
-/// The first SIGTERM, SIGINT, SIGHUP or SIGQUIT takes no more messages and lets what runs end; the
-/// second is passed on to the commands, and the messages of those that it ends are given back.
+/// After the first SIGTERM, SIGINT, SIGHUP or SIGQUIT no more messages are claimed, and running
+/// commands may finish. The second is passed on to the commands, and the messages of those that it
+/// ends are given back.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "palisade queue work [OPTIONS] <NAME> -- <CMD>...",
@@ -53,26 +54,26 @@ const FILES: usize = 4;
 pub(super) struct Work {
     /// The name of the queue
     pub(super) name: String,
-    /// How many commands run at a time
+    /// The number of commands that may run at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     parallel: u16,
-    /// How long a message is kept from others without renewal, at least 1s: after so long that of a
-    /// machine that is cut off goes to another [default: the URL's, the config file's, or 30s]
+    /// The lease of a message, at least 1s: how long others wait for the message of a consumer
+    /// that is cut off [default: the URL's, the config file's, or 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<Duration>,
-    /// How often a message is tried before it is a dead letter
+    /// The number of attempts before a message becomes a dead letter
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
-    /// How long it waits after its first failure, at the most; twice as long after each further one
+    /// The maximum delay after the first failure; it doubles after each further one
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     backoff: Duration,
-    /// How long it waits at the most
+    /// The upper bound of the delay
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5m")]
     backoff_max: Duration,
     /// End when no message is ready, instead of waiting for the next: before a deploy
     #[arg(long)]
     pub(super) drain: bool,
-    /// Say nothing about failures and progress
+    /// Print nothing about failures and progress
     #[arg(short, long)]
     pub(super) quiet: bool,
     /// The command and its arguments
@@ -119,7 +120,7 @@ impl Work {
         })
     }
 
-    /// Says that the engine can't be reached, and is waited for.
+    /// Reports that the engine can't be reached, and that palisade retries.
     pub(super) fn complain(&self, printer: Printer, error: &Error) {
         if self.quiet {
             return;
@@ -135,7 +136,7 @@ async fn asked_to_end(endings: &mut Endings) {
     while for_commands(endings.next().await) {}
 }
 
-/// Whether a signal has a meaning to the commands alone.
+/// Whether a signal is meant for the commands only.
 pub(super) fn for_commands(signal: Signal) -> bool {
     matches!(signal, Signal::USR1 | Signal::USR2)
 }

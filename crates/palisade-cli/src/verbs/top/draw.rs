@@ -1,5 +1,5 @@
-//! The picture of `top`: a head, the table of lines, the claims of the one that is selected, and a
-//! line of help. Colours only for who wants them; the rest is bold, dim and reversed.
+//! The screen of `top`: a heading, the table of lines, the claims of the selected line, and a line
+//! of help. Colours only without `NO_COLOR`; the rest is bold, dim and reversed.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ pub(super) fn draw(model: &Model, width: usize, height: usize) -> Vec<Row> {
         );
         rows.push((in_colour(AnsiColor::Red).bold(), text));
     }
-    // A few, so that there is room for the locks.
+    // Only a few, to leave room for the locks.
     for deadlock in model.deadlocks.iter().take(DEADLOCKS) {
         rows.push((in_colour(AnsiColor::Red).bold(), shown(deadlock)));
     }
@@ -80,7 +80,7 @@ fn heading(model: &Model, lines: &[&LineView]) -> Row {
     let waiters: usize = lines.iter().map(|line| line.waiters.len()).sum();
     let order = if model.reversed { ", reversed" } else { "" };
     let (locks, sort, engine) = (lines.len(), model.sort.word(), shown(&model.engine));
-    // Numbers first: what does not fit is not shown.
+    // Numbers first: the end is cut off if it does not fit.
     let text = format!(
         "palisade top  {locks} locks, {holders} held, {waiters} waiting  by {sort}{order}  {engine}"
     );
@@ -148,8 +148,8 @@ fn row(line: &LineView) -> [String; 7] {
 fn bottom(model: &Model) -> Row {
     let filter = shown(&model.filter);
     match (model.typing, filter.is_empty()) {
-        (true, _) => (BOLD, format!("/{filter}▏  Enter keeps it, Esc forgets it")),
-        (false, false) => (BOLD, format!("/{filter}  Esc forgets it")),
+        (true, _) => (BOLD, format!("/{filter}▏  Enter keeps it, Esc clears it")),
+        (false, false) => (BOLD, format!("/{filter}  Esc clears it")),
         (false, true) => (DIM, HELP.to_owned()),
     }
 }

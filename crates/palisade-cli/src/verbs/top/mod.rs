@@ -1,8 +1,8 @@
 //! `palisade top`: a live view of all lines, over the whole screen.
 //!
-//! `model` is what is shown and how keys change it, `draw` puts it on the screen, `tty` is the
-//! terminal itself, which is given back however this ends. An engine that can't be reached is
-//! waited for; what was last seen stays on the screen meanwhile.
+//! `model` is the state and how keys change it, `draw` renders it, `tty` is the terminal itself,
+//! which is restored however `top` ends. While the engine can't be reached, `top` retries and the
+//! last state stays on the screen.
 
 mod draw;
 mod model;
@@ -22,17 +22,17 @@ use crate::live::feed;
 use crate::signals::{Event, Signals};
 use crate::terminal::{self, Stop};
 
-/// How old a time on the screen may get.
+/// How old a time on the screen may become.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Watch all locks, live, over the whole screen
 ///
-/// One row per lock: who holds it, how many wait, and for how long. Below, the claims of the lock
-/// that is selected.
+/// One row per lock: who holds it, how many wait, and for how long. Below the table are the claims
+/// of the selected lock.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade top\n  palisade top nightly-\n\n\
         Keys: q ends; up, down, page up, page down, home, end select; n, h, w, l, a sort by name,\n\
-        holders, waiters, longest wait, age; r reverses; / filters by what is typed, Esc forgets it.")]
+        holders, waiters, longest wait, age; r reverses; / filters by what is typed, Esc clears it.")]
 pub(crate) struct Top {
     /// Only names that begin with this
     #[arg(default_value = "", hide_default_value = true)]
@@ -48,7 +48,7 @@ impl Top {
         let target = Target::find(global)?;
         let mut model = Model::new(target.shown()?);
         let mut seen = feed(target, Scope::Prefix(self.prefix)).await?;
-        // Before the terminal is changed, so that none of them leaves it so.
+        // Registered before the terminal is changed, so that no signal leaves it changed.
         let mut signals = Signals::listen()?;
         let tty = Tty::enter()?;
         let mut keys = keys();
@@ -56,7 +56,7 @@ impl Top {
         loop {
             let (width, height) = tty.size();
             tty.draw(&draw::draw(&model, width, height))?;
-            // For the test that the terminal is given back then, too; in no release build.
+            // For the test that a panic restores the terminal, too; not in release builds.
             #[cfg(debug_assertions)]
             if model.is_ready() && std::env::var_os("PALISADE_TEST_PANIC").is_some() {
                 panic!("asked to panic");

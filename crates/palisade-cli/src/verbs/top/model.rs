@@ -1,5 +1,5 @@
-//! `Model`: what `top` shows, and how keys change it. No terminal here: all of it can be tested by
-//! pressing keys.
+//! `Model`: the state of `top`, and how keys change it. It uses no terminal, so that tests can send
+//! keys to it.
 
 use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
@@ -24,7 +24,7 @@ pub(super) enum Sort {
 }
 
 impl Sort {
-    /// What people call it.
+    /// Its name on the screen.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -70,7 +70,7 @@ pub(super) struct Model {
     pub(super) filter: String,
     /// Whether keys go to the filter.
     pub(super) typing: bool,
-    /// `None` before the first look.
+    /// `None` before the first survey.
     lines: Option<Vec<LineView>>,
     /// The deadlocks among all lines, each as one line of text.
     pub(super) deadlocks: Vec<String>,
@@ -93,7 +93,7 @@ impl Model {
         }
     }
 
-    /// Takes what was seen.
+    /// Takes over a survey.
     pub(super) fn saw(&mut self, seen: Sight) {
         self.outage = None;
         self.lines = Some(seen.lines);
@@ -108,7 +108,7 @@ impl Model {
         self.deadlocks = deadlocks.map(text).collect();
     }
 
-    /// Takes that nothing could be seen.
+    /// Records that the engine can't be reached.
     pub(super) fn outage(&mut self, message: &str) {
         let outage = self.outage.get_or_insert_with(|| Outage {
             since: SystemTime::now(),
@@ -117,7 +117,7 @@ impl Model {
         outage.message = message.to_owned();
     }
 
-    /// Whether anything was seen yet.
+    /// Whether there was a survey yet.
     pub(super) fn is_ready(&self) -> bool {
         self.lines.is_some()
     }
@@ -126,7 +126,7 @@ impl Model {
     pub(super) fn lines(&self) -> Vec<&LineView> {
         let all = self.lines.iter().flatten();
         let mut lines: Vec<_> = all.filter(|line| self.matches(line)).collect();
-        // By name where the rest is equal, so that rows don't jump.
+        // Ties are sorted by name, so that rows don't jump.
         match self.sort {
             Sort::Name => lines.sort_by(|a, b| a.name.cmp(&b.name)),
             Sort::Holders => lines.sort_by_key(|line| (Reverse(line.holders.len()), &line.name)),
@@ -140,7 +140,7 @@ impl Model {
         lines
     }
 
-    /// Whether the filter lets a line through: by its name, or by an owner, label or host in it.
+    /// Whether a line matches the filter: by its name, or by an owner, label or host in it.
     fn matches(&self, line: &LineView) -> bool {
         let wanted = self.filter.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&wanted);
@@ -151,13 +151,13 @@ impl Model {
             })
     }
 
-    /// Which of `lines` is selected: the one that was, wherever it is now.
+    /// The index of the selected line, wherever it is now.
     pub(super) fn selected(&self, lines: &[&LineView]) -> Option<usize> {
         let name = self.selected.as_ref()?;
         lines.iter().position(|line| line.name == *name)
     }
 
-    /// Does what a key says.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Next {
         match key {
             Key::CtrlC => return Next::Interrupt,
@@ -197,7 +197,7 @@ impl Model {
         };
         let to = match self.selected(&lines) {
             Some(at) => at.saturating_add_signed(by).min(last),
-            // The first key shows where the selection is.
+            // The first key only shows the selection.
             None if by == isize::MAX => last,
             None => 0,
         };
@@ -205,7 +205,7 @@ impl Model {
     }
 }
 
-/// How long the first in line waits, or whoever waits longest.
+/// The longest wait of a waiter.
 pub(super) fn longest_wait(line: &LineView) -> Option<Duration> {
     line.waiters.iter().filter_map(|claim| claim.age()).max()
 }

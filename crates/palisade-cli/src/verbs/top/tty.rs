@@ -1,7 +1,7 @@
 //! `Tty`: the terminal while it belongs to a full-screen view, and the keys that are pressed there.
 //!
-//! Invariant: it is as it was, with its own modes, screen and cursor, when this is dropped, and
-//! before a panic is reported.
+//! Invariant: its modes, screen and cursor are restored when this is dropped, and before a panic
+//! is reported.
 
 use std::io::{self, Read, Write, stdin, stdout};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use anstyle::Style;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::sync::mpsc;
 
-/// The modes from before, while the terminal is ours.
+/// The original modes, while the terminal is ours.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// A terminal that is ours until this is dropped.
@@ -23,29 +23,29 @@ impl Tty {
             give_back();
             before(panic);
         }));
-        // From here on a failure gives it back.
+        // From here on a failure restores the terminal.
         let tty = Self;
         tty.again()?;
         Ok(tty)
     }
 
-    /// Takes it over, also after others may have had it.
+    /// Takes it over, also after another process had it.
     pub(super) fn again(&self) -> io::Result<()> {
         let modes = tcgetattr(stdin())?;
         let mut raw = modes.clone();
         raw.make_raw();
         before().get_or_insert(modes);
         tcsetattr(stdin(), OptionalActions::Now, &raw)?;
-        // The other screen, without a cursor, empty.
+        // The alternate screen, cleared, without a cursor.
         send("\x1b[?1049h\x1b[?25l\x1b[2J")
     }
 
-    /// Gives it back for a while.
+    /// Restores it for a while.
     pub(super) fn leave(&self) {
         give_back();
     }
 
-    /// Columns and rows. One that does not know its own size, as on a serial line, has 80 × 24.
+    /// Columns and rows. A terminal that does not know its size, as on a serial line, has 80 × 24.
     pub(super) fn size(&self) -> (usize, usize) {
         match tcgetwinsize(stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
@@ -55,7 +55,7 @@ impl Tty {
         }
     }
 
-    /// Draws over what is there: a screen that is cleared first would flicker.
+    /// Overwrites the screen: clearing it first would flicker.
     pub(super) fn draw(&self, rows: &[(Style, String)]) -> io::Result<()> {
         let rows = rows
             .iter()
@@ -81,8 +81,8 @@ fn send(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// A terminal that is gone needs nothing back. Once only: a second time would clear what was
-/// written since, as the report of a panic.
+/// Restores the terminal; errors are ignored, since it may be gone. It does so only once: a second
+/// time would clear what was written since, such as the report of a panic.
 fn give_back() {
     if let Some(modes) = before().take() {
         let _ = send("\x1b[?1049l\x1b[?25h");
@@ -90,7 +90,7 @@ fn give_back() {
     }
 }
 
-/// A key that means something here.
+/// A key that has a meaning here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Up,
@@ -107,8 +107,8 @@ pub(super) enum Key {
     Char(char),
 }
 
-/// What is pressed, read by a thread of its own: the terminal can only be read in a way that
-/// blocks. It ends with the process.
+/// The keys pressed, read by a thread of its own because reading a terminal blocks. The thread ends
+/// with the process.
 pub(super) fn keys() -> mpsc::UnboundedReceiver<io::Result<Key>> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -132,7 +132,7 @@ pub(super) fn keys() -> mpsc::UnboundedReceiver<io::Result<Key>> {
     receiver
 }
 
-/// The keys in what a terminal sent at once; a sequence that says nothing to us is passed over.
+/// The keys in one read from the terminal; unknown sequences are skipped.
 fn parse(mut text: &str) -> Vec<Key> {
     let mut keys = Vec::new();
     while let Some(c) = text.chars().next() {

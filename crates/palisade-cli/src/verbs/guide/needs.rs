@@ -80,7 +80,7 @@ pub(super) const NEEDS: &[Need] = &[
         word: "fair",
         means: "first come, first served",
         fits: |info| info.capability.fair,
-        why: |info| yes(info.capability.fair, "a fair order of waiters"),
+        why: |info| yes(info.capability.fair, "fair ordering of waiters"),
     },
     Need {
         word: "waiters",

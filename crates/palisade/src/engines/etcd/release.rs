@@ -126,7 +126,7 @@ async fn change<T>(
 pub(super) async fn amend(
     engine: &Inner,
     ticket: &Ticket,
-    amendment: Amendment,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let prefix = engine.keys.line(&ticket.name)?;
     let Some(key) = engine.key_of(ticket) else {
@@ -149,7 +149,7 @@ pub(super) async fn amend(
             txn::created_at(&place.key, place.created),
             txn::unchanged(&place.key, place.modified),
         ];
-        match &amendment {
+        match amendment {
             Amendment::Value(value) => record.value = Some(value.clone()),
             Amendment::Ask(ask) => {
                 match line.reweigh(id, ticket.sequence, *ask) {
@@ -172,7 +172,7 @@ pub(super) async fn amend(
     if let (Amended::Done, Amendment::Ask(ask)) = (amended, amendment)
         && let Some(known) = engine.known.lock().get_mut(&ticket.claim)
     {
-        known.whole = ask == Ask::Whole;
+        known.whole = *ask == Ask::Whole;
     }
     Ok(amended)
 }

@@ -3,6 +3,7 @@
 // Each engine uses its part of this, and a build may have only one of them.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod absent;
 pub(crate) mod alarms;
 pub(crate) mod cas;
 #[cfg(feature = "remote")]
@@ -18,6 +19,8 @@ mod login;
 mod per_runtime;
 pub(crate) mod push;
 mod queue_leases;
+#[cfg(any(feature = "file", feature = "remote"))]
+mod rooms;
 pub(crate) mod shared_sessions;
 pub(crate) mod single_flight;
 #[cfg(feature = "remote")]
@@ -32,6 +35,8 @@ mod typed;
 pub(crate) use typed::typed_config;
 
 pub(crate) use self::queue_leases::renew_by_queue;
+#[cfg(any(feature = "file", feature = "remote"))]
+pub(crate) use self::rooms::rooms;
 
 #[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
 pub(crate) use self::http::http_client;

@@ -41,11 +41,11 @@ enum Tried {
     Left,
 }
 
-pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: Arc<Claim>) -> Result<Entered> {
+pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: &Arc<Claim>) -> Result<Entered> {
     let line = engine.lines.get(&engine.keys.lease(&claim.name)?);
     let members = &engine.members;
     let known = members.settled(claim.id, engine.client.timeout).await;
-    let Some(member) = members.join(&claim) else {
+    let Some(member) = members.join(claim) else {
         return Ok(Entered::Busy);
     };
     let mut tried = attempt(engine, &line, &member, BootTime::now()).await;
@@ -327,7 +327,7 @@ pub(super) async fn read(
 
 pub(super) async fn wait(
     engine: &Arc<Kubernetes>,
-    ticket: Ticket,
+    ticket: &Ticket,
     until: BootTime,
 ) -> Result<Place> {
     let line = engine.lines.get(&engine.keys.lease(&ticket.name)?);

@@ -145,15 +145,15 @@ pub(super) fn alarms(engine: &Arc<Kubernetes>) -> BoxStream<Alarm> {
     stream::select(own, marks.boxed()).boxed()
 }
 
-pub(super) fn watch(engine: &Arc<Kubernetes>, scope: Scope) -> BoxStream<Result<()>> {
-    let selector = match &scope {
+pub(super) fn watch(engine: &Arc<Kubernetes>, scope: &Scope) -> BoxStream<Result<()>> {
+    let selector = match scope {
         Scope::Prefix(_) => String::new(),
         Scope::Line(name) => match engine.keys.lease(name) {
             Ok(key) => one(&key),
             Err(error) => return stream::iter([Err(error)]).boxed(),
         },
     };
-    let keys = engine.keys.clone();
+    let (keys, scope) = (engine.keys.clone(), scope.clone());
     // Renewals are no change that a survey would show.
     let mut last: HashMap<String, String> = HashMap::new();
     changes(engine, selector, move |event| {

@@ -82,7 +82,8 @@ fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
     })
 }
 
-pub(super) fn watch(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
+pub(super) fn watch(client: &Arc<Client>, scope: &Scope) -> BoxStream<Result<()>> {
+    let (client, scope) = (Arc::clone(client), scope.clone());
     poll(POLL, move || {
         let (client, scope) = (Arc::clone(&client), scope.clone());
         async move { fingerprint(&client, &scope).await }

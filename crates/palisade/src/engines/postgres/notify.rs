@@ -44,8 +44,8 @@ pub(super) fn listener(hub: &Arc<PushHub>) -> Listener {
 
 /// What the keeper must hear of at once. Whenever listening begins, everything is looked after:
 /// what was told before was not heard.
-pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
-    let start = (client.hub.alarms(), client, false);
+pub(super) fn alarms(client: &Arc<Client>) -> BoxStream<Alarm> {
+    let start = (client.hub.alarms(), Arc::clone(client), false);
     stream::unfold(start, |(mut alarms, client, mut listening)| async move {
         loop {
             if listening {

@@ -253,7 +253,7 @@ impl Leasing for PostgresQueues {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(Arc::clone(&self.client))
+        notify::alarms(&self.client)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

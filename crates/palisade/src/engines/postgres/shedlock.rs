@@ -22,15 +22,14 @@ use crate::core::capability::{Capability, Permits};
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-    cannot_resize,
+    Alarm, Amended, Amendment, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
-use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
+use crate::engines::kit::{absent, rooms};
 
 /// The longest name that ShedLock's table takes.
 const LONGEST: usize = 64;
@@ -149,6 +148,10 @@ impl Engine for ShedlockEngine {
         self.shown.clone()
     }
 
+    rooms! { self:
+        absent { audit resize queues }
+    }
+
     async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let key = self.table.key(claim.name.as_str())?;
         let client = self.table.client().await?;
@@ -221,10 +224,6 @@ impl Engine for ShedlockEngine {
         })
     }
 
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
-    }
-
     /// Renewals tell; nothing is pushed.
     fn alarms(&self) -> BoxStream<Alarm> {
         stream::pending().boxed()
@@ -254,14 +253,6 @@ impl Engine for ShedlockEngine {
         };
         let client = self.table.client().await?;
         Ok(!client.ask("evict", verb, &[&key, &id]).await?.is_empty())
-    }
-
-    async fn resize(&self, _name: Name, _capacity: u32) -> Result<bool> {
-        cannot_resize().await
-    }
-
-    fn queues(&self) -> Option<SharedQueueStore> {
-        None
     }
 
     async fn check(&self) -> Result<Checkup> {

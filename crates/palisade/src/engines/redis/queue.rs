@@ -225,7 +225,7 @@ impl Leasing for RedisQueues {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(Arc::clone(&self.client))
+        notify::alarms(&self.client)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -21,7 +21,7 @@ type Answers = Vec<RedisResult<String>>;
 impl Client {
     pub(in crate::engines) async fn renew(
         &self,
-        leases: Vec<Lease>,
+        leases: &[Lease],
         within: Duration,
     ) -> Vec<Renewal> {
         // Shared leases, and names that can't be keys, were never given out by this engine.

@@ -117,7 +117,7 @@ async fn call(
 pub(super) async fn amend(
     engine: &Arc<Inner>,
     ticket: &Ticket,
-    amendment: Amendment,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let mut retry = Retry::times(TRIES);
     loop {
@@ -134,7 +134,7 @@ pub(super) async fn amend(
             known: &known,
             node: &node,
         };
-        let amended = match &amendment {
+        let amended = match amendment {
             Amendment::Value(value) => amending.set_value(value).await,
             Amendment::Ask(ask) => amending.reweigh(*ask).await,
         };

@@ -198,7 +198,8 @@ async fn look(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
     held.or_else(|_| unreadable("survey"))
 }
 
-pub(super) fn watch(registry: Arc<Registry>, scope: Scope) -> BoxStream<Result<()>> {
+pub(super) fn watch(registry: &Arc<Registry>, scope: &Scope) -> BoxStream<Result<()>> {
+    let (registry, scope) = (Arc::clone(registry), scope.clone());
     poll(POLL, move || {
         let (registry, scope) = (Arc::clone(&registry), scope.clone());
         async move {

@@ -16,9 +16,8 @@ use super::line_file::{LineFile, Lock, OpenFiles, UNFINISHED};
 use super::liveness::Liveness;
 use super::notify::Watcher;
 use super::tx::{Suspects, Tx};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
 use crate::core::error::Result;
+use crate::engines::kit::tombstones::Tombstones;
 
 /// How many lines are looked at when a store is opened, at the most: some milliseconds.
 const SWEPT: usize = 200;
@@ -30,7 +29,7 @@ pub(super) struct Store {
     pub(super) watcher: Watcher,
     /// Claims that were left before they came, and until when that is remembered. Only this
     /// process can still have an enter of them under way.
-    pub(super) left: Mutex<HashMap<ClaimId, BootTime>>,
+    pub(super) left: Mutex<Tombstones>,
     pub(super) files: OpenFiles,
     /// How many messages of queues this process has claimed.
     pub(super) messages: AtomicI64,

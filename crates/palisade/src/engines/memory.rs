@@ -21,7 +21,7 @@ use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
 use crate::core::queue::SharedQueueStore;
@@ -64,15 +64,11 @@ static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Def
 /// Opens the store that the URL's path names.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for hosts or options that it does not have.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) for hosts or options that it does not have.
 pub fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     url.finish(&[])?;
     if !url.hosts.is_empty() {
-        return Err(Error::new(
-            ErrorKind::Config,
-            "connect",
-            "memory: has no host; use memory:NAME",
-        ));
+        return Err(config_error("memory: has no host; use memory:NAME"));
     }
     let store = Arc::clone(STORES.write().entry(url.path).or_default());
     Ok(Arc::new(MemoryEngine {

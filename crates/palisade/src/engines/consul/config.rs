@@ -12,7 +12,7 @@ use super::keys::Keys;
 use crate::core::capability::{Capability, EndsWith, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
@@ -109,28 +109,28 @@ pub(super) struct Options {
     checks: Vec<String>,
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Options {
     pub(super) fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
         let encrypted = url.scheme == "consuls";
         if url.user.is_some() || url.password.is_some() {
-            return Err(config(
+            return Err(config_error(
                 "Consul has no users; pass the ACL token with token_file= or CONSUL_HTTP_TOKEN",
             ));
         }
         if !matches!(url.path.as_str(), "" | "/") {
-            return Err(config(
+            return Err(config_error(
                 "a consul: URL has no path; what locks are put under is namespace=",
             ));
         }
         let lock_delay = match url.take("lock_delay").map(|text| parse_duration(&text)) {
             None => Duration::ZERO,
             Some(Ok(delay)) if delay <= LOCK_DELAY_MAX => delay,
-            Some(Ok(_)) => return Err(config("option lock_delay: Consul takes 60s at the most")),
-            Some(Err(why)) => return Err(config(format!("option lock_delay: {why}"))),
+            Some(Ok(_)) => {
+                return Err(config_error(
+                    "option lock_delay: Consul takes 60s at the most",
+                ));
+            }
+            Some(Err(why)) => return Err(config_error(format!("option lock_delay: {why}"))),
         };
         let checks = url.take("node_checks").unwrap_or_default();
         let checks = checks.split(',').filter(|check| !check.is_empty());
@@ -159,7 +159,7 @@ fn token(url: &mut Url) -> Result<Token> {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let token = match (url.take("token"), SecretFile::take(url, "token_file")) {
         (Some(_), Some(_)) => {
-            return Err(config("the URL gives the token twice; give it once"));
+            return Err(config_error("the URL gives the token twice; give it once"));
         }
         (Some(token), None) => Token::Given(token),
         (None, Some(file)) => Token::File(file),

@@ -181,11 +181,10 @@ impl Client {
                 Err(error::of(operation, &status, self.logs_in))
             }
             Err(late) => {
-                // A renewal can't wait for a second one to be late, and a leave is sent again.
-                if self.several || matches!(operation, "renew" | "leave") {
+                if self.several {
                     self.links.broken(link).await;
                 } else {
-                    self.links.late(link).await;
+                    self.links.unanswered(operation, link).await;
                 }
                 Err(late)
             }

@@ -42,7 +42,7 @@ use self::store::Store;
 use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{Alarm, BoxStream, Engine};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, no_connection};
 use crate::core::queue::SharedQueueStore;
 use crate::core::ticket::Ticket;
 use crate::core::url::{Settings, Url};
@@ -97,14 +97,7 @@ pub async fn open_with(
             // Nobody waits any more: the store closes again.
             let _ = done.send(store);
         })
-        .map_err(|error| {
-            Error::new(
-                ErrorKind::Unreachable,
-                "connect",
-                "no thread can be started",
-            )
-            .because(error)
-        })?;
+        .map_err(|error| no_connection("no thread can be started").because(error))?;
     let store = opened
         .await
         .map_err(|_| Error::new(ErrorKind::Internal, "connect", "opening the store panicked"))??;

@@ -30,6 +30,8 @@ mod tls_error;
 pub(crate) mod tombstones;
 #[cfg(any(feature = "file", feature = "remote"))]
 mod typed;
+#[cfg(feature = "remote")]
+mod why;
 
 #[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use typed::typed_config;
@@ -38,18 +40,19 @@ pub(crate) use self::queue_leases::renew_by_queue;
 #[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use self::rooms::rooms;
 
-#[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
-pub(crate) use self::http::http_client;
 #[cfg(feature = "http")]
 pub use self::http::plain_http_client;
+#[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
+pub(crate) use self::http::{broken_http, http_client, http_client_with};
 #[cfg(feature = "remote")]
 pub(crate) use self::{
     findings::{clock_off, plain_text},
-    host::Host,
+    host::{Host, first_to_answer},
     login::{Login, SecretFile},
     per_runtime::{Link, PerRuntime, timed},
     tls::Tls,
-    tls_error::{Asked, about_tls, cause, refuses_ours},
+    tls_error::{Asked, about_tls, refuses_ours},
+    why::{cause, why},
 };
 
 /// The options that every engine behind a network takes beside the common ones.

@@ -1,14 +1,15 @@
 //! What a TLS connection that failed means, in our own words: whose certificate is refused, and
 //! what to give. For people to mend, so the engines make a configuration error of it.
 
-use std::error::Error as Cause;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, ClientConfig, SignatureScheme};
+
+use super::tls::Tls;
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 
 /// Whether a server asks for a certificate that we don't have, and has not served us without.
 ///
@@ -24,6 +25,17 @@ struct State {
 }
 
 impl Asked {
+    /// A configuration with certificates as their files have them now, whose connections are
+    /// listened to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when a file can't be used.
+    pub(crate) fn config(&self, tls: &Tls) -> Result<ClientConfig> {
+        let mut config = tls.fresh()?.client_config()?;
+        self.watch(&mut config);
+        Ok(config)
+    }
+
     /// Listens to connections that are made with `config`.
     pub(crate) fn watch(&self, config: &mut ClientConfig) {
         if !config.client_auth_cert_resolver.has_certs() {
@@ -34,6 +46,14 @@ impl Asked {
     /// A server answered: it can do without.
     pub(crate) fn served(&self) {
         self.0.served.store(true, Ordering::Relaxed);
+    }
+
+    /// What a failure to connect to `who` means, which has changed nothing.
+    pub(crate) fn judge(&self, who: &str, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Unreachable if self.in_vain() => config_error(refuses_ours(who)),
+            _ => error.not_applied(),
+        }
     }
 
     pub(crate) fn in_vain(&self) -> bool {
@@ -93,22 +113,4 @@ pub(crate) fn refuses_ours(who: &str) -> String {
     format!(
         "{who} refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key"
     )
-}
-
-/// The first cause of this type. An I/O error, and one that is shared, hides what it was made of.
-pub(crate) fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref::<T>() {
-            return Some(found);
-        }
-        next = if let Some(shared) = error.downcast_ref::<Arc<dyn Cause + Send + Sync>>() {
-            Some(&**shared)
-        } else if let Some(inside) = error.downcast_ref().and_then(io::Error::get_ref) {
-            Some(inside)
-        } else {
-            error.source()
-        };
-    }
-    None
 }

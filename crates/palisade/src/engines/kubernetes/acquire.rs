@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use super::Kubernetes;
 use super::client::Written;
-use super::error::{not_applied, unreachable};
 use super::lease::{Decision, Lease};
 use super::lines::{Line, Member, Snapshot, Stage, Waits};
 use super::notify;
@@ -20,7 +19,7 @@ use super::release;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result, unreachable};
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
 use crate::engines::kit::cas::Retry;
@@ -165,7 +164,7 @@ async fn attempt(
                     }
                     Ok(Written::Refused) => true,
                     // A free Lease too many is in nobody's way.
-                    Err(error) => return Err(not_applied(error)),
+                    Err(error) => return Err(error.not_applied()),
                 }
             }
             Decision::Mine(entry) if entry.evicted => {

@@ -16,7 +16,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use super::kubeconfig::Exec;
 use super::lease::{parse_time, wall_clock};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 
 /// How long a token is used before its file is read again: client-go's interval.
 const REREAD: Duration = Duration::from_secs(60);
@@ -52,10 +52,6 @@ pub(super) struct Credentials {
     source: Source,
     current: Mutex<Option<(Arc<Credential>, BootTime)>>,
     refreshing: AsyncMutex<()>,
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Credentials {
@@ -111,7 +107,7 @@ impl Credentials {
     /// As a task of its own: a caller with little time leaves it to go on for the next one.
     async fn refreshed(self: &Arc<Self>, old: Option<Arc<Credential>>) -> Result<Arc<Credential>> {
         let refreshed = tokio::spawn(Arc::clone(self).refresh(old)).await;
-        refreshed.unwrap_or_else(|_| Err(config("reading the credentials was given up")))
+        refreshed.unwrap_or_else(|_| Err(config_error("reading the credentials was given up")))
     }
 
     /// One at a time reads or runs; whoever waited takes what the other found.
@@ -131,7 +127,7 @@ impl Credentials {
             },
             Source::File(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
-                    config("the file with the token can't be read").because(error)
+                    config_error("the file with the token can't be read").because(error)
                 })?;
                 Credential {
                     token: Some(text.trim().to_owned()),
@@ -167,7 +163,7 @@ async fn run(exec: &Exec) -> Result<Credential> {
             "the kubeconfig's exec plugin {:?} {what}{gap}{hint}",
             exec.command
         );
-        config(message)
+        config_error(message)
     };
     let mut spec = serde_json::json!({ "interactive": false });
     if let Some(cluster) = &exec.cluster {

@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 
 /// Ends the name of the key beside a key.
@@ -55,9 +55,7 @@ impl Keys {
         };
         match beside(&prefix) {
             Some(_) => Ok(Self { prefix }),
-            None => Err(Error::new(
-                ErrorKind::Config,
-                "connect",
+            None => Err(config_error(
                 "namespace: a } needs a { before it, with something in between",
             )),
         }

@@ -11,7 +11,7 @@ use super::node::Node;
 use super::waiting::Waiting;
 use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, typed_config};
@@ -106,10 +106,6 @@ impl Redlock {
     }
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Options {
     pub(super) fn take(mut url: Url, settings: &Settings) -> Result<Self> {
         let encrypted = url.scheme == "rediss+redlock";
@@ -118,25 +114,25 @@ impl Options {
         let longest = Capability::FULL.ttl;
         if max_ttl < longest.min || max_ttl > longest.max {
             let message = format!("max_ttl must be {:?} to {:?}", longest.min, longest.max);
-            return Err(config(message));
+            return Err(config_error(message));
         }
         let node_timeout = url.take_duration("node_timeout")?;
         let guarded = match url.take("restart_guard").as_deref() {
             None | Some("on") => true,
             Some("off") => false,
-            Some(_) => return Err(config("restart_guard must be on or off")),
+            Some(_) => return Err(config_error("restart_guard must be on or off")),
         };
         url.finish(OPTIONS)?;
         let hosts = Host::all(&url, 6379)?;
         if hosts.len() < FEWEST || hosts.len() > MOST {
-            return Err(config(format!(
+            return Err(config_error(format!(
                 "redlock: takes {FEWEST} to {MOST} servers that know nothing of each other, not {}; for one server use redis:",
                 hosts.len()
             )));
         }
         if let Some(twice) = (1..hosts.len()).find(|at| hosts[..*at].contains(&hosts[*at])) {
             let message = format!("{} is named twice; each server votes once", hosts[twice]);
-            return Err(config(message));
+            return Err(config_error(message));
         }
         let db = database(&url.path)?;
         Ok(Self {
@@ -240,6 +236,7 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     fn options(text: &str) -> Result<Options> {
         let mut url = Url::parse(text)?;

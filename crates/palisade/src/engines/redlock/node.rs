@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use redis::Cmd;
 
 use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result, config_error};
 use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime};
@@ -403,7 +403,7 @@ fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<
             "{host} is the same server as host {} of the URL, and would vote twice; name each server once",
             other + 1
         );
-        return Err(Error::new(ErrorKind::Config, "connect", message));
+        return Err(config_error(message));
     }
     run_ids[at] = Some(run_id.to_owned());
     Ok(())

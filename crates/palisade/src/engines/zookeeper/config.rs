@@ -13,7 +13,7 @@ use super::proto::Acl;
 use super::renewals::Renewals;
 use super::{Inner, ZooKeeperEngine};
 use crate::core::capability::{Capability, Guarantee, TtlRange};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls, typed_config};
@@ -96,10 +96,6 @@ impl ZooKeeper {
     }
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 /// Opens what the URL names, and begins a session.
 ///
 /// # Errors
@@ -112,14 +108,14 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let layout = match url.take("layout").as_deref() {
         None | Some("mutex") => Layout::Mutex,
         Some("readwrite") => Layout::ReadWrite,
-        Some(_) => return Err(config("option layout must be mutex or readwrite")),
+        Some(_) => return Err(config_error("option layout must be mutex or readwrite")),
     };
     let acl = match url.take("acl").as_deref() {
         None if login.user.is_some() => Acl::creator(),
         Some("creator") if login.user.is_some() => Acl::creator(),
-        Some("creator") => return Err(config("acl=creator needs user= and password_file=")),
+        Some("creator") => return Err(config_error("acl=creator needs user= and password_file=")),
         None | Some("open") => Acl::open(),
-        Some(_) => return Err(config("option acl must be open or creator")),
+        Some(_) => return Err(config_error("option acl must be open or creator")),
     };
     url.finish(OPTIONS)?;
     let hosts = Host::all(&url, if encrypted { TLS_PORT } else { PORT })?;

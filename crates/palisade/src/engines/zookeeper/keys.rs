@@ -28,7 +28,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use serde::{Deserialize, Serialize};
 
 use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 
@@ -75,7 +75,7 @@ impl Keys {
                     "{what}: on ZooKeeper, words joined by single slashes, none of them . or .., \
                      and none with characters beyond U+D7FF"
                 );
-                return Err(Error::new(ErrorKind::Config, "connect", message));
+                return Err(config_error(message));
             }
         }
         let below = |part: &str| match part {
@@ -96,7 +96,7 @@ impl Keys {
         if keys.is_reserved(&keys.base) {
             let message = "/zookeeper and .palisade are where ZooKeeper and palisade keep records \
                            of their own; use another path";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         Ok(keys)
     }

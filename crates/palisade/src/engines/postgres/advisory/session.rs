@@ -20,7 +20,7 @@ use super::super::statements::{Parameters, Prepared};
 use super::keys::Key;
 use super::statements::{AWAY, Blanks, STATEMENTS, Statement, TIMELINE, Verb};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, no_connection};
 
 /// How long the runtime that drives a connection may take to do so: far above what one takes that
 /// is not blocked, far below what heartbeats can spare.
@@ -99,7 +99,7 @@ impl Session {
         }
         let timeline = word().to_owned();
         if timeline.is_empty() {
-            return Err(Error::new(ErrorKind::Unreachable, "connect", STANDBY));
+            return Err(no_connection(STANDBY));
         }
         // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s. A token that was
         // told must outlive a crash of the server.

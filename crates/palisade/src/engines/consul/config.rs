@@ -9,7 +9,7 @@ use super::ConsulEngine;
 use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use crate::core::capability::{Capability, EndsWith, Guarantee, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Permits, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result, config_error};
@@ -35,22 +35,16 @@ const LOCK_DELAY_MAX: Duration = Duration::from_secs(60);
 
 const CAPABILITY: Capability = Capability {
     class: Guarantee::Consensus,
-    shared: true,
     permits: Permits::Slots,
-    resize: true,
     fair: false,
     waiters_visible: false,
-    tokens: Tokens::Durable,
-    early_loss: true,
     detached: false,
-    ends_with: EndsWith::Lease,
     ttl: TtlRange {
         min: TTL_MIN,
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
+        ..Capability::FULL.ttl
     },
     reentrant_session: true,
-    queue: false,
+    ..Capability::FULL
 };
 
 /// What `connect` knows of it.
@@ -73,6 +67,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// A Consul agent, as [`connect`](crate::connect()) takes it.
     Consul
+    /// Agents of one datacenter: `name`, `name:port` or `[address]:port` each.
+    hosts of "consul"
     texts {
         /// The datacenter, where it is not the agent's own.
         datacenter
@@ -90,16 +86,6 @@ typed_config! {
         lock_delay
     }
     tls { |url| url.scheme = "consuls".to_owned() }
-}
-
-impl Consul {
-    /// Agents of one datacenter: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(Url::new(
-            "consul",
-            hosts.into_iter().map(Into::into).collect(),
-        ))
-    }
 }
 
 /// What a URL says.

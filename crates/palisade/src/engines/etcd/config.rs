@@ -57,18 +57,10 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// An etcd cluster, as [`connect`](crate::connect()) takes it.
     Etcd
+    /// Members of the cluster: `name`, `name:port` or `[address]:port` each.
+    hosts of "etcd"
     login { user }
     tls { |url| url.scheme = "etcds".to_owned() }
-}
-
-impl Etcd {
-    /// Members of the cluster: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(Url::new(
-            "etcd",
-            hosts.into_iter().map(Into::into).collect(),
-        ))
-    }
 }
 
 /// Opens what the URL names, and sees that a member of it answers.

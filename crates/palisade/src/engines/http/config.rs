@@ -4,12 +4,11 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::client::{Access, Client, Token};
 use super::keys::Names;
 use super::{Gateway, HttpEngine};
-use crate::core::capability::{Capability, Guarantee, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Tokens};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -30,11 +29,6 @@ const CAPABILITY: Capability = Capability {
     tokens: Tokens::Floored,
     early_loss: false,
     detached: false,
-    ttl: TtlRange {
-        min: Duration::from_millis(100),
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
-    },
     ..Capability::FULL
 };
 
@@ -56,6 +50,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// A palisade gateway, as [`connect`](crate::connect()) takes it.
     Http
+    /// Gateways in front of one engine: `name`, `name:port` or `[address]:port` each.
+    hosts of "http"
     texts {
         /// A file with the token in it, which is read at each connect.
         token_file
@@ -64,12 +60,6 @@ typed_config! {
 }
 
 impl Http {
-    /// Gateways in front of one engine: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let hosts = hosts.into_iter().map(Into::into).collect();
-        Self(Url::new("http", hosts))
-    }
-
     /// The gateway that listens at this socket; an empty path is this user's own.
     pub fn unix(path: impl Into<String>) -> Self {
         let mut url = Url::new("http+unix", Vec::new());

@@ -27,9 +27,9 @@ const CAPABILITY: Capability = Capability {
     waiters_visible: false,
     ttl: TtlRange {
         min: Duration::from_secs(1),
-        max: Duration::from_secs(24 * 60 * 60),
         // A Lease counts whole seconds.
         step: Duration::from_secs(1),
+        ..Capability::FULL.ttl
     },
     ..Capability::FULL
 };

@@ -52,6 +52,10 @@ typed_config! {
     /// A PostgreSQL database, as [`connect`](crate::connect()) takes it: with a table of leases,
     /// or with [`advisory`](Self::advisory) locks.
     Postgres
+    /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
+    /// `[address]:port` each. A server on another machine is encrypted to unless
+    /// [`plain`](Self::plain) says otherwise.
+    hosts of "postgres"
     texts {
         /// The schema that the tables and functions are in.
         schema
@@ -73,16 +77,6 @@ typed_config! {
 }
 
 impl Postgres {
-    /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
-    /// `[address]:port` each. A server on another machine is encrypted to unless
-    /// [`plain`](Self::plain) says otherwise.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(Url::new(
-            "postgres",
-            hosts.into_iter().map(Into::into).collect(),
-        ))
-    }
-
     /// The servers, database and login of an existing configuration. Connections of our own are
     /// made, with our own timeouts and no session settings.
     ///

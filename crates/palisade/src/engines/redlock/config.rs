@@ -82,6 +82,8 @@ pub(super) struct Options {
 typed_config! {
     /// Redis servers that know nothing of each other, as [`connect`](crate::connect()) takes them.
     Redlock
+    /// Three or more servers: `name`, `name:port` or `[address]:port` each.
+    hosts of "redlock"
     durations {
         /// The longest ttl in use.
         max_ttl
@@ -93,12 +95,6 @@ typed_config! {
 }
 
 impl Redlock {
-    /// Three or more servers: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let hosts = hosts.into_iter().map(Into::into).collect();
-        Self(Url::new("redlock", hosts))
-    }
-
     /// Lets a server vote right after it has restarted, though it may have forgotten a lock.
     pub fn without_restart_guard(mut self) -> Self {
         self.0.set("restart_guard", "off");

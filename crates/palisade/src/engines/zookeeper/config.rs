@@ -72,6 +72,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// A ZooKeeper ensemble, as [`connect`](crate::connect()) takes it.
     ZooKeeper
+    /// Servers of the ensemble: `name`, `name:port` or `[address]:port` each.
+    hosts of "zookeeper"
     texts {
         /// `mutex`, or `readwrite` for the names of Curator's read-write lock.
         layout
@@ -83,12 +85,6 @@ typed_config! {
 }
 
 impl ZooKeeper {
-    /// Servers of the ensemble: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let hosts = hosts.into_iter().map(Into::into).collect();
-        Self(Url::new("zookeeper", hosts))
-    }
-
     /// Puts everything below this node, as in `/locks`.
     pub fn chroot(mut self, path: impl Into<String>) -> Self {
         self.0.path = path.into();

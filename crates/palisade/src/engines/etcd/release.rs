@@ -11,10 +11,11 @@ use super::snapshot::{self, Place, Snapshot};
 use super::txn;
 use crate::core::claim::Ask;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
+use crate::engines::kit::leave::leave_twice;
 
 /// How many operations etcd takes in one transaction (`--max-txn-ops`).
 const MOST_OPS: usize = 128;
@@ -77,17 +78,13 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     Ok(Left::Done)
 }
 
-/// Sends a leave, and says whether the place was there. The connection may be dead while the
-/// server is well: what was not answered is sent once more, over another one. It compares the
-/// incarnation, so that a second copy does no harm.
+/// Sends a leave, and says whether the place was there.
 async fn send_leave(engine: &Inner, request: &TxnRequest) -> Result<bool> {
-    let error = match engine.client.call("leave", request.clone()).await {
-        Err(error) if error.is_transient() => error,
-        answer => return answer.map(|answer| answer.succeeded),
+    let send = || async {
+        let answer = engine.client.call("leave", request.clone()).await?;
+        Ok(Left::of(answer.succeeded))
     };
-    let again = engine.client.call("leave", request.clone()).await?;
-    // Gone since: the first copy did it.
-    Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
+    Ok(leave_twice(send).await? == Left::Done)
 }
 
 /// What a look at a line leads to.

@@ -33,7 +33,7 @@ pub(super) async fn leave(engine: &FileEngine, ticket: &Ticket) -> Result<Left> 
         store.leases.forget(claim);
     }
     let lasted = expires.is_some_and(|expires| expires > now);
-    Ok(if lasted { Left::Done } else { Left::Absent })
+    Ok(Left::of(lasted))
 }
 
 pub(super) async fn amend(

@@ -13,6 +13,7 @@ pub(crate) mod finish;
 mod host;
 #[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
 mod http;
+pub(crate) mod leave;
 #[cfg(feature = "remote")]
 mod login;
 #[cfg(feature = "remote")]
@@ -30,6 +31,7 @@ mod tls_error;
 pub(crate) mod tombstones;
 #[cfg(any(feature = "file", feature = "remote"))]
 mod typed;
+pub(crate) mod uuid;
 #[cfg(feature = "remote")]
 mod why;
 

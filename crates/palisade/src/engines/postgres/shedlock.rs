@@ -217,11 +217,7 @@ impl Engine for ShedlockEngine {
         let (id, sequence) = (ticket.claim.to_string(), signed(ticket.sequence));
         let parameters: Parameters<'_> = &[&key, &id, &sequence, &ticket.in_doubt];
         let answer = client.numbers("leave", Verb::ShedLeave, parameters).await?;
-        Ok(if answer == [1] {
-            Left::Done
-        } else {
-            Left::Absent
-        })
+        Ok(Left::of(answer == [1]))
     }
 
     /// Renewals tell; nothing is pushed.

@@ -216,7 +216,7 @@ impl Leasing for RedisQueues {
                     answer.first().and_then(number::<u64>).unwrap_or(0) > 0
                 }
             };
-            Ok(if left { Left::Done } else { Left::Absent })
+            Ok(Left::of(left))
         })
     }
 

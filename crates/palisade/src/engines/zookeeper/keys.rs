@@ -31,6 +31,7 @@ use crate::core::claim::{Ask, Claim, ClaimId};
 use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
+use crate::engines::kit::uuid::{read_uuid, uuid};
 
 /// What Curator writes into the node of a holder that is to let go.
 const REVOKE: &[u8] = b"__REVOKE__";
@@ -187,7 +188,7 @@ impl Keys {
 
     /// What a new ticket is called; the server adds its sequence.
     pub(super) fn ticket(&self, claim: ClaimId, ask: Ask) -> String {
-        let id = uuid(claim);
+        let id = uuid(claim.0);
         let word = match self.layout {
             Layout::Mutex => "lock-",
             Layout::ReadWrite => "__WRIT__",
@@ -262,7 +263,7 @@ fn read_sequence<'a>(head: &'a str, number: &str) -> Option<(&'a str, i32)> {
 fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
     let rest = head.strip_prefix("_c_")?;
     let (id, rest) = rest.split_at_checked(36)?;
-    let claim = read_uuid(id)?;
+    let claim = ClaimId(read_uuid(id)?);
     let kind = rest.strip_prefix('-')?;
     let whole = ["lock-", "__WRIT__"];
     if whole.contains(&kind) {
@@ -276,25 +277,6 @@ fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
     let (weight, capacity) = (weight.parse().ok()?, capacity.parse().ok()?);
     let is_sound = weight >= 1 && weight <= capacity;
     is_sound.then_some((claim, Ask::Part { weight, capacity }))
-}
-
-/// A claim as Curator writes its ids.
-fn uuid(claim: ClaimId) -> String {
-    let hex = format!("{:032x}", claim.0);
-    let parts = [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ];
-    parts.join("-")
-}
-
-fn read_uuid(text: &str) -> Option<ClaimId> {
-    let hex = text.replace('-', "");
-    let claim = ClaimId(u128::from_str_radix(&hex, 16).ok()?);
-    (uuid(claim) == text).then_some(claim)
 }
 
 fn encode(name: &str) -> String {

@@ -47,7 +47,7 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
         },
     };
     engine.known.lock().remove(ticket.claim);
-    Ok(if left { Left::Done } else { Left::Absent })
+    Ok(Left::of(left))
 }
 
 /// Removes whatever nodes the claim has. Asked on the session that they were asked for on, after

@@ -41,7 +41,7 @@ fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
     for row in rows {
         let name: &str = row.try_get(0)?;
         if lines.last().is_none_or(|line| line.name != name) {
-            lines.push(empty_line(name.to_owned()));
+            lines.push(LineReport::empty(name));
         }
         let claim = claim(row)?;
         if let Some(line) = lines.last_mut() {
@@ -55,15 +55,6 @@ fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
         }
     }
     Ok(lines)
-}
-
-pub(super) fn empty_line(name: String) -> LineReport {
-    LineReport {
-        name,
-        capacity: None,
-        holders: Vec::new(),
-        waiters: Vec::new(),
-    }
 }
 
 fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {

@@ -114,10 +114,8 @@ fn signed(sequence: u64) -> i64 {
 
 /// A weight and a capacity as the table keeps them: two zeroes are the whole line.
 fn from_ask(ask: Ask) -> (i64, i64) {
-    match ask {
-        Ask::Whole => (0, 0),
-        Ask::Part { weight, capacity } => (weight.into(), capacity.into()),
-    }
+    let (weight, capacity) = ask.numbers();
+    (weight.into(), capacity.into())
 }
 
 fn to_ask(weight: i64, capacity: i64) -> Ask {

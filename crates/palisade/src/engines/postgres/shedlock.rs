@@ -104,7 +104,7 @@ impl Table {
             .await?;
         let line = |row: &Row| -> Option<LineReport> {
             let name: &str = row.try_get(0).ok()?;
-            let mut line = inspect::empty_line(name.get(skip..)?.to_owned());
+            let mut line = LineReport::empty(name.get(skip..)?);
             let left = from_micros(row.try_get(2).ok()?);
             line.holders.push(holder(row.try_get(1).ok()?, left));
             Some(line)

@@ -7,7 +7,7 @@ use redis::Cmd;
 use super::client::{Client, Script, nonsense};
 use super::connection::Connection;
 use super::keys::LineKeys;
-use crate::core::claim::{Ask, Claim};
+use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -20,14 +20,6 @@ use crate::engines::kit::Link;
 /// The key lasts this many milliseconds longer than the lease: the server counts in whole ones, and
 /// the key must not end first.
 const ROUNDING: u64 = 2;
-
-/// Weight and capacity as the scripts count: the whole line is 0 of 0.
-pub(in crate::engines) fn numbers(ask: Ask) -> (u32, u32) {
-    match ask {
-        Ask::Whole => (0, 0),
-        Ask::Part { weight, capacity } => (weight, capacity),
-    }
-}
 
 /// Where a claim stands, as a script answers.
 struct Standing {
@@ -78,7 +70,7 @@ impl Client {
             self.hear(&link).await?;
             bell = Some(self.hub.enter(claim.id));
         }
-        let (weight, capacity) = numbers(claim.ask);
+        let (weight, capacity) = claim.ask.numbers();
         let ttl = claim.ttl.as_millis() as u64;
         let owner = claim.owner.to_json();
         let mut tail = format!(" {ttl} 0 {} {owner}", self.hub.channel);

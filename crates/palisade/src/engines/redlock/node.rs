@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::Cmd;
 
-use crate::core::claim::{Ask, Claim, ClaimId};
+use crate::core::claim::{Claim, ClaimId};
 use crate::core::error::{Error, ErrorKind, Outcome, Result, config_error};
 use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
@@ -58,10 +58,7 @@ impl Ballot {
         proposal: u64,
         nodes: usize,
     ) -> Self {
-        let (weight, capacity) = match claim.ask {
-            Ask::Whole => (0, 0),
-            Ask::Part { weight, capacity } => (weight, capacity),
-        };
+        let (weight, capacity) = claim.ask.numbers();
         let ttl = claim.ttl.as_millis() as u64;
         let permit = permit.map_or_else(String::new, |permit| format!("@{permit} "));
         let owner = claim.owner.to_json();

@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::super::error::{failed, unreadable};
-use super::super::inspect::{Subject, empty_line, examine, poll};
+use super::super::inspect::{Subject, examine, poll};
 use super::super::pooler::Between;
 use super::claim::LocalClaim;
 use super::owner_record;
@@ -126,7 +126,7 @@ pub(super) async fn survey(registry: &Registry, scope: &Scope) -> Result<Vec<Lin
         let Some(name) = name else { continue };
         let at = lines.iter().position(|line| line.name == name);
         let at = at.unwrap_or_else(|| {
-            lines.push(empty_line(name));
+            lines.push(LineReport::empty(name));
             lines.len() - 1
         });
         let pid = lock.pid;

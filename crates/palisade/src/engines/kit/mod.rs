@@ -18,6 +18,7 @@ pub(crate) mod leave;
 mod login;
 #[cfg(feature = "remote")]
 mod per_runtime;
+pub(crate) mod poll_watch;
 pub(crate) mod push;
 mod queue_leases;
 #[cfg(any(feature = "file", feature = "remote"))]

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::{StreamExt, stream};
 use tokio_postgres::{Row, SimpleQueryMessage, SimpleQueryRow};
 
 use super::client::Client;
@@ -18,6 +17,7 @@ use crate::core::engine::BoxStream;
 use crate::core::error::Result;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::{clock_off, plain_text, timed};
 
 /// How often a watch looks whether anything changed: at one row, or at those with its prefix.
@@ -75,37 +75,10 @@ fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
 
 pub(super) fn watch(client: &Arc<Client>, scope: &Scope) -> BoxStream<Result<()>> {
     let (client, scope) = (Arc::clone(client), scope.clone());
-    poll(POLL, move || {
+    poll_watch(POLL, move || {
         let (client, scope) = (Arc::clone(&client), scope.clone());
         async move { fingerprint(&client, &scope).await }
     })
-}
-
-/// Yields whenever `look` sees something else than before.
-pub(super) fn poll<T, F>(
-    every: Duration,
-    look: impl Fn() -> F + Send + 'static,
-) -> BoxStream<Result<()>>
-where
-    T: PartialEq + Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    stream::unfold((look, None), move |(look, mut seen)| async move {
-        loop {
-            match look().await {
-                Ok(now) if seen.as_ref() == Some(&now) => tokio::time::sleep(every).await,
-                Ok(now) => {
-                    seen = Some(now);
-                    return Some((Ok(()), (look, seen)));
-                }
-                Err(error) => {
-                    tokio::time::sleep(every).await;
-                    return Some((Err(error), (look, seen)));
-                }
-            }
-        }
-    })
-    .boxed()
 }
 
 /// What changes with every change in the scope.

@@ -29,6 +29,7 @@ use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
+use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::{absent, rooms};
 
 /// The longest name that ShedLock's table takes.
@@ -231,7 +232,7 @@ impl Engine for ShedlockEngine {
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
         let table = Arc::clone(&self.table);
-        inspect::poll(POLL, move || {
+        poll_watch(POLL, move || {
             let (table, scope) = (Arc::clone(&table), scope.clone());
             async move {
                 let lines = table.survey(&scope).await?.into_iter();

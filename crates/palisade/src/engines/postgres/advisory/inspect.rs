@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::super::error::{failed, unreadable};
-use super::super::inspect::{Subject, examine, poll};
+use super::super::inspect::{Subject, examine};
 use super::super::pooler::Between;
 use super::claim::LocalClaim;
 use super::owner_record;
@@ -22,6 +22,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
+use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::timed;
 
 /// The locks of this database: `$1` is the key of one line, or null; `$2` the namespace and `$3`
@@ -200,7 +201,7 @@ async fn look(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
 
 pub(super) fn watch(registry: &Arc<Registry>, scope: &Scope) -> BoxStream<Result<()>> {
     let (registry, scope) = (Arc::clone(registry), scope.clone());
-    poll(POLL, move || {
+    poll_watch(POLL, move || {
         let (registry, scope) = (Arc::clone(&registry), scope.clone());
         async move {
             let grants = grants(&registry).await?;

@@ -9,14 +9,14 @@ mod baseline;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
 use crate::core::capability::{Capability, EndsWith, Guarantee, Tokens};
 use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
+use crate::core::clock::{BootTime, unix_time};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
@@ -149,9 +149,7 @@ impl State {
 
 /// The next count: never back, and beyond that of an earlier process while the clock is sane.
 fn count_on(last: &mut u64) -> u64 {
-    let micros = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_micros() as u64);
+    let micros = unix_time().as_micros() as u64;
     *last = micros.max(*last + 1);
     *last
 }

@@ -169,12 +169,7 @@ fn findings(store: &Store) -> Vec<Finding> {
     let dir = &store.home().dir;
     let mut findings = Vec::new();
     let mut add = |severity, code, message: String, remedy: &str| {
-        findings.push(Finding {
-            severity,
-            code,
-            message,
-            remedy: remedy.to_owned(),
-        });
+        findings.push(Finding::new(severity, code, message, remedy));
     };
     match dir.audience {
         Audience::User => add(

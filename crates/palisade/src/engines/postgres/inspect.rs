@@ -2,7 +2,7 @@
 //! of the server weaken locks that are kept in it.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio_postgres::{Row, SimpleQueryMessage, SimpleQueryRow};
 
@@ -11,8 +11,9 @@ use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
 use super::statements::{Verb, like};
-use super::{error, from_micros, to_ask};
+use super::{error, from_micros, micros, to_ask};
 use crate::core::claim::Ask;
+use crate::core::clock::unix_time;
 use crate::core::engine::BoxStream;
 use crate::core::error::Result;
 use crate::core::owner::Owner;
@@ -157,9 +158,9 @@ pub(super) async fn examine(
     subject: &Subject<'_>,
 ) -> Result<Checkup> {
     let sql = LOOK.replace("@schema@", &subject.schema.quoted());
-    let before = unix_micros();
+    let before = micros(unix_time());
     let rows = timed("check", subject.timeout, client.simple_query(&sql)).await?;
-    let after = unix_micros();
+    let after = micros(unix_time());
     let rows = rows.map_err(|error| error::failed("check", &error))?;
     let row = rows.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
@@ -192,12 +193,7 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
     use Severity::{Danger, Info, Warning};
     let mut found = Vec::new();
     let mut find = |severity, code, message: &str, remedy: &str| {
-        found.push(Finding {
-            severity,
-            code,
-            message: message.to_owned(),
-            remedy: remedy.to_owned(),
-        });
+        found.push(Finding::new(severity, code, message, remedy));
     };
     let says = |column, value| text(row, column) == value;
     let pooled = subject.between == Between::Pooler;
@@ -287,11 +283,4 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
         find(Warning, "connections", &message, remedy);
     }
     found
-}
-
-fn unix_micros() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    })
 }

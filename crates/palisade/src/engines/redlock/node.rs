@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use redis::Cmd;
 
 use crate::core::claim::{Claim, ClaimId};
+use crate::core::clock::unix_time;
 use crate::core::error::{Error, ErrorKind, Outcome, Result, config_error};
 use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
@@ -408,8 +409,7 @@ fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<
 
 /// Now, in microseconds since 1970: the floor of tokens.
 pub(super) fn clock() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |since| since.as_micros() as u64)
+    unix_time().as_micros() as u64
 }
 
 #[cfg(test)]

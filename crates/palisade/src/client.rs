@@ -13,7 +13,7 @@ use crate::core::clock::BootTime;
 use crate::core::deadlock::{Deadlock, Sightings, find};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{Engine, Eviction, cannot_resize};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::events::Observer;
 use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
@@ -52,13 +52,9 @@ impl Client {
         let capability = engine.capability();
         let ttl = match settings.ttl {
             None => capability.default_ttl(),
-            Some(ttl) => capability.explicit_ttl(ttl).map_err(|error| {
-                Error::new(
-                    ErrorKind::Config,
-                    "connect",
-                    format!("option ttl: {}", error.message()),
-                )
-            })?,
+            Some(ttl) => capability
+                .explicit_ttl(ttl)
+                .map_err(|error| config_error(format!("option ttl: {}", error.message())))?,
         };
         let handle = format!("{:016x}", rand::random::<u64>());
         Ok(Self {

@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::core::baseline::Baseline;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{IntoUrl, Settings, Url, nearest};
 #[cfg(feature = "file")]
@@ -86,9 +86,7 @@ async fn connect_to(mut url: Url) -> Result<Client> {
 /// A client of `engine`. Here an invalid ttl is an error in the URL.
 fn client(engine: SharedEngine, settings: &Settings) -> Result<Client> {
     Client::new(engine, settings).map_err(|error| match error.kind() {
-        ErrorKind::InvalidArgument => {
-            Error::new(ErrorKind::Config, "connect", error.message().to_owned())
-        }
+        ErrorKind::InvalidArgument => config_error(error.message().to_owned()),
         _ => error,
     })
 }
@@ -384,9 +382,8 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
 
 fn unknown(url: &Url) -> Error {
     let scheme = url.scheme.as_str();
-    let refuse = |message: String| Error::new(ErrorKind::Config, "connect", message);
     if let Some((feature, ..)) = FEATURES.iter().find(|known| known.1.contains(&scheme)) {
-        return refuse(format!(
+        return config_error(format!(
             "this build lacks {scheme}:; build it with the feature {feature}, as in \
              `cargo build --features {feature}`"
         ));
@@ -400,7 +397,7 @@ fn unknown(url: &Url) -> Error {
         let is_host = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
         let host = Some(scheme).filter(|host| host.len() < 64 && host.chars().all(is_host));
         let (host, port) = (host.unwrap_or("HOST"), url.path.as_str());
-        return refuse(format!(
+        return config_error(format!(
             "a URL starts with its scheme; did you mean {meant}://{host}:{port}?"
         ));
     }
@@ -416,7 +413,7 @@ fn unknown(url: &Url) -> Error {
         None => String::new(),
     };
     let known = schemes().join(":, ");
-    refuse(format!("unknown {shown}; {hint}this build has {known}:"))
+    config_error(format!("unknown {shown}; {hint}this build has {known}:"))
 }
 
 #[cfg(test)]

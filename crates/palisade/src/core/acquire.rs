@@ -218,13 +218,7 @@ impl Request {
                     ticket,
                     armed,
                     place,
-                }) => {
-                    let own = ticket.has_own_lease();
-                    occupied.entered(ticket);
-                    // Another claim may have created or renewed a shared lease at another time.
-                    let armed = if own { armed.not_after(called) } else { armed };
-                    break (armed, place);
-                }
+                }) => break (occupied.entered(ticket, armed, called), place),
                 Err(error) if error.is_transient() && backoff.sleep(deadline).await => {
                     if error.outcome() == Outcome::MaybeApplied {
                         occupied.in_doubt();

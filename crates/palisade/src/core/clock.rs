@@ -5,10 +5,16 @@
 //! of one boot read the same clock. Across machines only differences are meaningful.
 
 use std::ops::Add;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use super::known_bad::{self, Bad};
 use super::sync;
+
+/// Unix time by this machine's clock. For people, and a floor for tokens: no lease is measured with
+/// it.
+pub(crate) fn unix_time() -> Duration {
+    UNIX_EPOCH.elapsed().unwrap_or_default()
+}
 
 /// A point in time of this boot, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

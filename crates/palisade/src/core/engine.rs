@@ -246,6 +246,14 @@ pub enum Left {
     Absent,
 }
 
+impl Left {
+    /// Given up, if it was there.
+    #[allow(dead_code, reason = "some engines need it")]
+    pub(crate) fn of(was_there: bool) -> Self {
+        if was_there { Self::Done } else { Self::Absent }
+    }
+}
+
 /// A ticket that belongs to a shared lease.
 #[derive(Debug, Clone)]
 pub struct Audited {

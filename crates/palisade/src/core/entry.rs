@@ -113,9 +113,7 @@ impl Entry {
                 armed,
                 place,
             }) => {
-                let own = ticket.has_own_lease();
-                occupied.entered(ticket);
-                let armed = if own { armed.not_after(called) } else { armed };
+                let armed = occupied.entered(ticket, armed, called);
                 self.validity = Some(keeper.watch_over(&occupied.ticket, armed));
                 self.place = place;
                 self.told.ending = Ending::Cancelled;

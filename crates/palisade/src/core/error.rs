@@ -122,6 +122,14 @@ impl Error {
         self
     }
 
+    /// Says that nothing was changed: a question changes nothing, whatever became of its answer.
+    #[must_use]
+    #[allow(dead_code, reason = "some engines need it")]
+    pub(crate) fn not_applied(mut self) -> Self {
+        self.0.outcome = Outcome::NotApplied;
+        self
+    }
+
     /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -146,6 +154,23 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         self.0.kind == ErrorKind::Unreachable
     }
+}
+
+/// What `connect` was given can't be used.
+pub(crate) fn config_error(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, "connect", message)
+}
+
+/// There is no connection, or not now.
+#[allow(dead_code, reason = "some engines need it")]
+pub(crate) fn no_connection(message: impl Into<String>) -> Error {
+    unreachable("connect", message)
+}
+
+/// The other side does not answer, or not now.
+#[allow(dead_code, reason = "some engines need it")]
+pub(crate) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unreachable, operation, message)
 }
 
 impl fmt::Display for Error {

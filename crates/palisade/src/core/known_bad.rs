@@ -6,9 +6,8 @@
 //! variant and asserts that they fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::clock::BootTime;
+use super::clock::{BootTime, unix_time};
 use super::ticket::LeaseStart;
 
 /// A bug that can be enabled. The numbers are those of `PALISADE_KNOWN_BAD`.
@@ -64,8 +63,7 @@ static STEPPED: AtomicU64 = AtomicU64::new(0);
 
 /// The wall clock, used in place of the lease clock.
 pub(crate) fn wall_clock() -> BootTime {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let nanos = since.map_or(0, |since| since.as_nanos() as u64);
+    let nanos = unix_time().as_nanos() as u64;
     BootTime::from_nanos(nanos + STEPPED.load(Ordering::SeqCst))
 }
 

@@ -35,6 +35,21 @@ pub struct Seat<X> {
 }
 
 impl<X> Seat<X> {
+    /// A seat of a line as it was read, known by its position: other tools have no claim ids. What
+    /// has ended is not read.
+    #[allow(dead_code, reason = "some engines need it")]
+    pub(crate) fn read(at: usize, ask: Ask, extra: X) -> Self {
+        Self {
+            id: ClaimId(at as u128 + 1),
+            ask,
+            sequence: 0,
+            expires: BootTime::NEVER,
+            ttl: Duration::ZERO,
+            evicted: false,
+            extra,
+        }
+    }
+
     /// Whether it holds.
     pub fn is_held(&self) -> bool {
         self.sequence != 0
@@ -101,13 +116,38 @@ impl<X> Line<X> {
     /// # Errors
     /// [`ErrorKind::CapacityMismatch`] when the line is in use with another capacity.
     pub fn push(&mut self, seat: Seat<X>) -> Result<()> {
-        if let (Ask::Part { capacity, .. }, Some(live)) = (seat.ask, self.named_capacity())
-            && capacity != live
-        {
+        if let Some((live, capacity)) = self.misfit(seat.ask) {
             return Err(capacity_mismatch(live, capacity));
         }
         self.seats.push(seat);
         Ok(())
+    }
+
+    /// The capacity of the line and that of `ask`, where they differ. Such a claim is about to
+    /// leave, or a mistake.
+    pub(crate) fn misfit(&self, ask: Ask) -> Option<(u32, u32)> {
+        let Ask::Part { capacity, .. } = ask else {
+            return None;
+        };
+        let live = self.named_capacity()?;
+        (live != capacity).then_some((live, capacity))
+    }
+
+    /// Whom the seat at `at` waits for: `None` when it holds. The nearest one that excludes it, or
+    /// nobody in particular where every departure may make room for permits.
+    #[allow(dead_code, reason = "some engines need it")]
+    pub(crate) fn ahead_of(&self, at: usize) -> Option<Option<&Seat<X>>> {
+        let seats = &self.seats[..=at];
+        let me = &seats[at];
+        let capacity = capacity(seats.iter().map(|seat| seat.ask));
+        match admit(seats.iter().map(Seat::standing), me.id, capacity) {
+            _ if me.is_held() => None,
+            Admission::Held => None,
+            Admission::Behind(id) if matches!(me.ask, Ask::Whole | Ask::READ) => {
+                Some(self.seat(id))
+            }
+            Admission::Behind(_) | Admission::Absent => Some(None),
+        }
     }
 
     /// Removes a seat if the incarnation matches: the id, and the sequence unless it is 0

@@ -1,8 +1,8 @@
 //! `Owner`: who made a claim, as one record that every engine stores unchanged.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::clock::unix_time;
 
 /// The owner record of a claim. It is for people and for deadlock detection, and never decides who
 /// owns a lock.
@@ -139,9 +139,7 @@ fn host() -> String {
 }
 
 fn unix_millis() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64)
+    unix_time().as_millis() as u64
 }
 
 #[cfg(test)]

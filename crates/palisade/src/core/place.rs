@@ -10,7 +10,7 @@ use super::error::Result;
 use super::events::Event;
 use super::keeper::Keeper;
 use super::lookout::AgentState;
-use super::ticket::Ticket;
+use super::ticket::{LeaseStart, Ticket};
 use super::validity::Validity;
 
 /// A place that is left when this guard is dropped, whether it is entering, waiting or held.
@@ -57,13 +57,24 @@ impl Occupied {
         self.ticket.in_doubt = true;
     }
 
-    /// Stores the ticket that the engine returned.
-    pub(super) fn entered(&mut self, ticket: Ticket) {
+    /// Takes the ticket that the engine answered with to what was `called`, and says since when its
+    /// lease counts.
+    pub(super) fn entered(
+        &mut self,
+        ticket: Ticket,
+        armed: LeaseStart,
+        called: BootTime,
+    ) -> LeaseStart {
         if ticket.claim != self.ticket.claim {
             self.keeper.known_as(self.ticket.claim, ticket.claim);
         }
         let in_doubt = self.ticket.in_doubt;
         self.ticket = Ticket { in_doubt, ..ticket };
+        if self.ticket.has_own_lease() {
+            return armed.not_after(called);
+        }
+        // Another claim may have armed it, before or after.
+        armed
     }
 
     /// Stores the sequence of the grant, and the least time that it is to be held.

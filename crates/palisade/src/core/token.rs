@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::error::{Error, ErrorKind, Result};
+use super::error::{Error, ErrorKind, Result, config_error};
 
 /// A fencing token: strictly greater for every later exclusive grant of the same name.
 ///
@@ -36,11 +36,7 @@ impl Era {
     pub fn new(era: u64) -> Result<Self> {
         match u8::try_from(era) {
             Ok(era) if era <= Self::MAX => Ok(Self(era)),
-            _ => Err(Error::new(
-                ErrorKind::Config,
-                "connect",
-                "era must be 0 to 127",
-            )),
+            _ => Err(config_error("era must be 0 to 127")),
         }
     }
 

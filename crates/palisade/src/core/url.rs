@@ -10,7 +10,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::duration::parse_duration;
-use super::error::{Error, ErrorKind, Result};
+use super::error::{Result, config_error};
 use super::token::Era;
 
 /// A parsed engine URL. Its options are taken out one by one; any left over is an error.
@@ -35,7 +35,7 @@ pub trait IntoUrl {
     /// The URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when it can't be parsed. The message does not repeat the text.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) when it can't be parsed. The message does not repeat the text.
     fn into_url(self) -> Result<Url>;
 }
 
@@ -57,18 +57,15 @@ impl IntoUrl for &String {
     }
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Url {
     /// Parses a URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] with the reason, without repeating the URL.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), saying what is wrong without repeating the
+    /// URL.
     pub fn parse(text: &str) -> Result<Self> {
         let Some((scheme, rest)) = text.split_once(':') else {
-            return Err(config(
+            return Err(config_error(
                 "a URL starts with its scheme, as in file:/var/lib/locks or redis://localhost:6379",
             ));
         };
@@ -157,45 +154,49 @@ impl Url {
     /// Takes out a flag; absent means `false`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for anything but `true`, `false` and an empty value.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for anything but `true`, `false` and an empty value.
     pub fn take_flag(&mut self, option: &'static str) -> Result<bool> {
         match self.take(option).as_deref() {
             None | Some("false") => Ok(false),
             Some("true" | "") => Ok(true),
-            Some(_) => Err(config(format!("option {option} must be true or false"))),
+            Some(_) => Err(config_error(format!(
+                "option {option} must be true or false"
+            ))),
         }
     }
 
     /// Takes out a duration.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when it can't be parsed or is zero.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) when it can't be parsed or is zero.
     pub fn take_duration(&mut self, option: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.take(option) else {
             return Ok(None);
         };
         match parse_duration(&text) {
             Ok(duration) if duration > Duration::ZERO => Ok(Some(duration)),
-            Ok(_) => Err(config(format!("option {option} must be greater than zero"))),
-            Err(why) => Err(config(format!("option {option}: {why}"))),
+            Ok(_) => Err(config_error(format!(
+                "option {option} must be greater than zero"
+            ))),
+            Err(why) => Err(config_error(format!("option {option}: {why}"))),
         }
     }
 
     /// Takes out the options common to all engines.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when one is invalid.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) when one is invalid.
     pub fn take_settings(&mut self) -> Result<Settings> {
         let era = match self.take("era").map(|era| era.parse::<u64>()) {
             None => Era::default(),
             Some(Ok(era)) => Era::new(era)?,
-            Some(Err(_)) => return Err(config("era must be a whole number, 0 to 127")),
+            Some(Err(_)) => return Err(config_error("era must be a whole number, 0 to 127")),
         };
         let namespace = self
             .take("namespace")
             .unwrap_or_else(|| "palisade".to_owned());
         if namespace.chars().any(char::is_control) || namespace.len() > super::name::MAX_NAME {
-            return Err(config(
+            return Err(config_error(
                 "namespace: at most 255 bytes without control characters",
             ));
         }
@@ -217,7 +218,7 @@ impl Url {
     /// the nearest spelling.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] with the option's name, never its value.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) with the option's name, never its value.
     pub fn finish(&self, known: &[&str]) -> Result<()> {
         let Some(unknown) = self.options.keys().next() else {
             return Ok(());
@@ -232,7 +233,7 @@ impl Url {
             .take(40)
             .filter(|c| !c.is_control())
             .collect::<String>();
-        Err(config(format!(
+        Err(config_error(format!(
             "unknown option {shown:?} for {}:; {hint}",
             self.scheme
         )))
@@ -291,7 +292,7 @@ fn refuse_stray_login(rest: &str) -> Result<()> {
         // Without a host there is no login: this is a path, as in file:///home/me@work.
         None | Some(0) => Ok(()),
         Some(end) if !authority[end..].contains('@') => Ok(()),
-        Some(_) => Err(config(
+        Some(_) => Err(config_error(
             "the URL has an @ after its host. In a user or password write / as %2F, ? as %3F, \
              @ as %40 and % as %25, or name a file with password_file=; elsewhere write @ as %40",
         )),
@@ -304,7 +305,7 @@ fn parse_query(query: &str) -> Result<BTreeMap<String, String>> {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let key = decode(key)?;
         if options.insert(key, decode(value)?).is_some() {
-            return Err(config("the URL has an option twice"));
+            return Err(config_error("the URL has an option twice"));
         }
     }
     Ok(options)
@@ -312,7 +313,7 @@ fn parse_query(query: &str) -> Result<BTreeMap<String, String>> {
 
 fn decode(text: &str) -> Result<String> {
     let bad = || {
-        config(
+        config_error(
             "the URL has a % that is not followed by two hex digits of UTF-8; a % itself is \
              written as %25",
         )
@@ -364,6 +365,7 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     #[test]
     fn every_part_is_found() {

@@ -9,19 +9,19 @@ mod baseline;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
 use crate::core::capability::{Capability, EndsWith, Guarantee, Tokens};
 use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
+use crate::core::clock::{BootTime, unix_time};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
 use crate::core::queue::SharedQueueStore;
@@ -64,15 +64,11 @@ static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Def
 /// Opens the store that the URL's path names.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a host or an option, since it has none.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) for a host or an option, since it has none.
 pub fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     url.finish(&[])?;
     if !url.hosts.is_empty() {
-        return Err(Error::new(
-            ErrorKind::Config,
-            "connect",
-            "memory: has no host; use memory:NAME",
-        ));
+        return Err(config_error("memory: has no host; use memory:NAME"));
     }
     let store = Arc::clone(STORES.write().entry(url.path).or_default());
     Ok(Arc::new(MemoryEngine {
@@ -153,9 +149,7 @@ impl State {
 
 /// The next sequence: never lower, and above that of an earlier process if the clock is correct.
 fn count_on(last: &mut u64) -> u64 {
-    let micros = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_micros() as u64);
+    let micros = unix_time().as_micros() as u64;
     *last = micros.max(*last + 1);
     *last
 }

@@ -26,6 +26,8 @@ mod memory;
 pub mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
+mod store;
 mod token;
 
 use std::sync::Arc;
@@ -35,6 +37,8 @@ pub use file::FileFence;
 #[cfg(feature = "file")]
 pub(crate) use file::encode;
 pub use memory::MemoryFence;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
+pub(crate) use store::{FenceStore, Stored};
 pub use token::{Presented, ReadToken, WriteToken};
 #[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
 pub(crate) use token::{digits, read_digits};

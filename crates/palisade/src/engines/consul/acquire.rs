@@ -49,12 +49,12 @@ enum Tried {
     Left,
 }
 
-pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Entered> {
+pub(super) async fn enter(engine: &Arc<Consul>, claim: &Arc<Claim>) -> Result<Entered> {
     let line = engine.keys.line(&claim.name)?;
     let sessions = &engine.sessions;
     let known = sessions.settled(claim.id, engine.client.timeout).await;
     let mut member = match known {
-        None => join(engine, &claim).await?,
+        None => join(engine, claim).await?,
         Some(member) if member.stage == Stage::Waiting => member,
         Some(member) => match stands(engine, &line, &member).await? {
             Place::Held { sequence } => return Ok(entered(engine, &member, Some(sequence))),
@@ -62,7 +62,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
             // Its lock was taken away, or its write may still arrive: it needs a new session.
             Place::Gone => {
                 sessions.forget(claim.id);
-                join(engine, &claim).await?
+                join(engine, claim).await?
             }
         },
     };
@@ -71,7 +71,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
         // It has ended since its last use, by its ttl or by hand.
         sessions.ended(member.session);
         sessions.forget(claim.id);
-        member = join(engine, &claim).await?;
+        member = join(engine, claim).await?;
         tried = first_try(engine, &line, &member).await;
     }
     match tried {
@@ -310,7 +310,7 @@ async fn write(
     .await
 }
 
-pub(super) async fn wait(engine: &Arc<Consul>, ticket: Ticket, until: BootTime) -> Result<Place> {
+pub(super) async fn wait(engine: &Arc<Consul>, ticket: &Ticket, until: BootTime) -> Result<Place> {
     let line = engine.keys.line(&ticket.name)?;
     let (sessions, claim) = (&engine.sessions, ticket.claim);
     loop {

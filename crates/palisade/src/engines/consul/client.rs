@@ -12,19 +12,20 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::HeaderName;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 
-use super::error::{
-    UNKNOWN_TOKEN, WHO, broken, denied, not_applied, not_consul, refused, unreachable,
-};
+use super::error::{UNKNOWN_TOKEN, WHO, broken, denied, not_consul, refused};
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error, no_connection, unreachable};
 use crate::engines::kit::{
-    Asked, Host, Link, PerRuntime, SecretFile, Tls, http_client, refuses_ours, timed,
+    Asked, Host, Link, PerRuntime, SecretFile, Tls, first_to_answer, http_client_with, timed,
 };
+
+/// The header with the ACL token.
+const TOKEN: HeaderName = HeaderName::from_static("x-consul-token");
 
 /// The part of the URL that concerns requests.
 #[derive(Clone)]
@@ -63,7 +64,7 @@ impl Token {
             Self::EnvironmentFile(path) => {
                 let read = std::fs::read_to_string(path).map_err(|error| {
                     let message = "the file that CONSUL_HTTP_TOKEN_FILE names can't be read";
-                    Error::new(ErrorKind::Config, "connect", message).because(error)
+                    config_error(message).because(error)
                 })?;
                 Ok(Some(read.trim().to_owned()))
             }
@@ -83,41 +84,16 @@ struct Connection {
 impl Access {
     /// An HTTP client for this runtime, with the token and certificates as their files are now.
     fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
-        let config = |message| Error::new(ErrorKind::Config, "connect", message);
-        let mut headers = HeaderMap::new();
-        if let Some(token) = token {
-            let value = HeaderValue::from_str(token);
-            let unfit = "the ACL token contains characters that are not allowed in a header";
-            let mut value = value.map_err(|_| config(unfit))?;
-            value.set_sensitive(true);
-            headers.insert(HeaderName::from_static("x-consul-token"), value);
-        }
-        let tls = match &self.tls {
-            None => None,
-            Some(tls) => {
-                let mut tls = tls.fresh()?.client_config()?;
-                self.asked.watch(&mut tls);
-                Some(tls)
-            }
-        };
-        http_client(tls)?
-            .default_headers(headers)
+        let token = token.map(|token| (TOKEN, token.to_owned()));
+        http_client_with(self.tls.as_ref(), &self.asked, "ACL token", token)?
             .connect_timeout(self.connect_timeout)
             .build()
-            .map_err(|error| config("an HTTP client can't be set up").because(error))
+            .map_err(|error| config_error("an HTTP client can't be set up").because(error))
     }
 
     /// Asks all agents for the leader, and uses the first one that knows it.
     async fn connect(&self) -> Result<Connection> {
-        // A little before the caller's own timeout, which can't name the hosts.
-        let limit = self.connect_timeout - self.connect_timeout / 20;
-        let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
-        connected.unwrap_or_else(|_| {
-            let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
-            let (hosts, limit) = (hosts.join(", "), self.connect_timeout);
-            let message = format!("no answer from {hosts} within {limit:?}");
-            Err(unreachable("connect", message))
-        })
+        first_to_answer(&self.hosts, self.connect_timeout, self.connect_to_any()).await
     }
 
     async fn connect_to_any(&self) -> Result<Connection> {
@@ -133,7 +109,7 @@ impl Access {
         let mut asked: FuturesUnordered<_> = hosts
             .map(|host| self.ask_leader(connection(host)))
             .collect();
-        let mut last = unreachable("connect", "no Consul agent was named");
+        let mut last = no_connection("no Consul agent was named");
         while let Some(answer) = asked.next().await {
             match answer {
                 Ok(connection) => return Ok(connection),
@@ -145,16 +121,7 @@ impl Access {
 
     async fn ask_leader(&self, connection: Connection) -> Result<Connection> {
         let base = &connection.base;
-        // Nothing was requested that could have been applied.
-        let failed = |error: reqwest::Error| {
-            let error = broken("connect", base, &error);
-            match error.kind() {
-                ErrorKind::Unreachable if self.asked.in_vain() => {
-                    Error::new(ErrorKind::Config, "connect", refuses_ours(WHO))
-                }
-                _ => not_applied(error),
-            }
-        };
+        let failed = |error: reqwest::Error| self.asked.judge(WHO, broken("connect", base, &error));
         let request = connection.http.get(format!("{base}/v1/status/leader"));
         let response = request.send().await.map_err(failed)?;
         self.asked.served();
@@ -171,7 +138,7 @@ impl Access {
         }
         if matches!(leader.trim(), "" | "\"\"") {
             let message = format!("the Consul cluster of {base} has no leader");
-            return Err(unreachable("connect", message));
+            return Err(no_connection(message));
         }
         Ok(connection)
     }
@@ -305,12 +272,7 @@ impl Client {
                 Err(broken(operation, base, &error))
             }
             Err(late) => {
-                // A renewal can't afford a second timeout, and a leave is retried.
-                if matches!(operation, "renew" | "leave") {
-                    self.connections.broken(&link).await;
-                } else {
-                    self.connections.late(&link).await;
-                }
+                self.connections.unanswered(operation, &link).await;
                 Err(late)
             }
         }
@@ -363,7 +325,7 @@ impl Client {
             query += "&recurse";
         }
         let reply = self.send_within(operation, Method::GET, &query, Vec::new(), timeout);
-        let reply = reply.await.map_err(not_applied)?;
+        let reply = reply.await.map_err(Error::not_applied)?;
         let pairs = match reply.status {
             StatusCode::NOT_FOUND => Vec::new(),
             _ => parse(operation, &reply.body)?,
@@ -380,7 +342,7 @@ impl Client {
     /// Runs operations that only read or check, linearizably.
     pub(super) async fn look(&self, operation: &'static str, ops: &[Op]) -> Result<Committed> {
         let looked = self.txn(operation, "/v1/txn?consistent", ops).await;
-        looked.map_err(not_applied)
+        looked.map_err(Error::not_applied)
     }
 
     async fn txn(&self, operation: &'static str, path: &str, ops: &[Op]) -> Result<Committed> {
@@ -441,7 +403,7 @@ impl Client {
         });
         let body = body.to_string().into_bytes();
         let created = self.send("session", Method::PUT, "/v1/session/create?", body);
-        let created = created.await.map_err(not_applied)?;
+        let created = created.await.map_err(Error::not_applied)?;
         let created: Created = parse("session", &created.body)?;
         session_id(&created.id).ok_or_else(|| not_consul("session"))
     }
@@ -462,7 +424,7 @@ impl Client {
     pub(super) async fn has_session(&self, session: &str) -> Result<bool> {
         let path = format!("/v1/session/info/{session}?consistent");
         let found = self.send("session", Method::GET, &path, Vec::new()).await;
-        let found = found.map_err(not_applied)?;
+        let found = found.map_err(Error::not_applied)?;
         let found: Option<Vec<serde_json::Value>> = parse("session", &found.body)?;
         Ok(found.is_some_and(|found| !found.is_empty()))
     }

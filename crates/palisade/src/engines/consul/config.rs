@@ -9,10 +9,10 @@ use super::ConsulEngine;
 use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use crate::core::capability::{Capability, EndsWith, Guarantee, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Permits, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
@@ -35,22 +35,16 @@ const LOCK_DELAY_MAX: Duration = Duration::from_secs(60);
 
 const CAPABILITY: Capability = Capability {
     class: Guarantee::Consensus,
-    shared: true,
     permits: Permits::Slots,
-    resize: true,
     fair: false,
     waiters_visible: false,
-    tokens: Tokens::Durable,
-    early_loss: true,
     detached: false,
-    ends_with: EndsWith::Lease,
     ttl: TtlRange {
         min: TTL_MIN,
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
+        ..Capability::FULL.ttl
     },
     reentrant_session: true,
-    queue: false,
+    ..Capability::FULL
 };
 
 /// What `connect` knows of it.
@@ -73,6 +67,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// A Consul agent, as [`connect`](crate::connect()) takes it.
     Consul
+    /// Agents of one datacenter: `name`, `name:port` or `[address]:port` each.
+    hosts of "consul"
     texts {
         /// The datacenter, where it is not the agent's own.
         datacenter
@@ -92,16 +88,6 @@ typed_config! {
     tls { |url| url.scheme = "consuls".to_owned() }
 }
 
-impl Consul {
-    /// Agents of one datacenter: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(Url::new(
-            "consul",
-            hosts.into_iter().map(Into::into).collect(),
-        ))
-    }
-}
-
 /// What a URL says.
 pub(super) struct Options {
     pub(super) access: Access,
@@ -109,28 +95,28 @@ pub(super) struct Options {
     checks: Vec<String>,
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Options {
     pub(super) fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
         let encrypted = url.scheme == "consuls";
         if url.user.is_some() || url.password.is_some() {
-            return Err(config(
+            return Err(config_error(
                 "Consul has no users; pass the ACL token with token_file= or CONSUL_HTTP_TOKEN",
             ));
         }
         if !matches!(url.path.as_str(), "" | "/") {
-            return Err(config(
+            return Err(config_error(
                 "a consul: URL has no path; what locks are put under is namespace=",
             ));
         }
         let lock_delay = match url.take("lock_delay").map(|text| parse_duration(&text)) {
             None => Duration::ZERO,
             Some(Ok(delay)) if delay <= LOCK_DELAY_MAX => delay,
-            Some(Ok(_)) => return Err(config("option lock_delay: Consul takes 60s at the most")),
-            Some(Err(why)) => return Err(config(format!("option lock_delay: {why}"))),
+            Some(Ok(_)) => {
+                return Err(config_error(
+                    "option lock_delay: Consul takes 60s at the most",
+                ));
+            }
+            Some(Err(why)) => return Err(config_error(format!("option lock_delay: {why}"))),
         };
         let checks = url.take("node_checks").unwrap_or_default();
         let checks = checks.split(',').filter(|check| !check.is_empty());
@@ -159,7 +145,7 @@ fn token(url: &mut Url) -> Result<Token> {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let token = match (url.take("token"), SecretFile::take(url, "token_file")) {
         (Some(_), Some(_)) => {
-            return Err(config("the URL gives the token twice; give it once"));
+            return Err(config_error("the URL gives the token twice; give it once"));
         }
         (Some(token), None) => Token::Given(token),
         (None, Some(file)) => Token::File(file),

@@ -4,12 +4,10 @@
 //! needs a fix by people, an unreachable server another attempt. Messages of the HTTP library and
 //! of Consul are not repeated, because they may contain addresses and keys.
 
-use std::io;
-
 use reqwest::StatusCode;
 
-use crate::core::error::{Error, ErrorKind};
-use crate::engines::kit::{about_tls, cause};
+use crate::core::error::{Error, ErrorKind, unreachable};
+use crate::engines::kit::{about_tls, broken_http};
 
 /// The name of the other side in messages.
 pub(super) const WHO: &str = "Consul";
@@ -95,18 +93,9 @@ pub(super) fn refused(
     (Error::new(kind, operation, message), true)
 }
 
-pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unreachable, operation, message)
-}
-
 pub(super) fn not_consul(operation: &'static str) -> Error {
     let message = "the answer is none of Consul's; is it Consul at this address?";
     Error::new(ErrorKind::Unusable, operation, message)
-}
-
-/// A question changes nothing, whatever became of its answer.
-pub(super) fn not_applied(error: Error) -> Error {
-    Error::new(error.kind(), error.operation(), error.message())
 }
 
 pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
@@ -124,21 +113,6 @@ pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
 
 /// The error for a failed connection to `base`.
 pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error) -> Error {
-    if let Some(tls) = cause::<rustls::Error>(error) {
-        return Error::new(ErrorKind::Config, operation, about_tls(WHO, "consul", tls));
-    }
-    let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
-        io::ErrorKind::ConnectionRefused => ": the connection is refused",
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            ": there is no way to this host"
-        }
-        // Of the connection a moment ago; the name of a host otherwise.
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
-        _ if error.is_connect() && io.raw_os_error().is_none() => ": the host's name is not known",
-        _ => "",
-    });
-    if error.is_connect() {
-        return unreachable(operation, format!("no Consul agent answers at {base}{why}"));
-    }
-    unreachable(operation, format!("the connection to {base} broke{why}")).maybe_applied()
+    let about_tls = |tls: &_| about_tls(WHO, "consul", tls);
+    broken_http(operation, ("no Consul agent", base), error, about_tls)
 }

@@ -226,7 +226,7 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
     let agent = Agent::read(&engine.client).await?;
     let mut findings = Vec::from_iter(plain_text(&engine.hosts, engine.encrypted));
     if agent.version.is_none() {
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Info,
             "agent_unread",
             "the ACL token may not read the agent, so its version and session_ttl_min are not known",
@@ -234,7 +234,7 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
         ));
     }
     if agent.in_memory {
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Danger,
             "in_memory",
             "this agent runs with -dev: it keeps its data in memory, and a restart forgets locks and tokens",
@@ -242,7 +242,7 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
         ));
     }
     if agent.version.as_deref().is_some_and(is_old) {
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Warning,
             "old_version",
             "this Consul is older than 1.4, with which palisade was never tested",
@@ -257,7 +257,7 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
     if !delay.is_zero() {
         message += &format!(", and the lock for a lock_delay of {delay:?} more");
     }
-    findings.push(finding(
+    findings.push(Finding::new(
         Severity::Info,
         "take_over",
         message,
@@ -277,7 +277,7 @@ async fn rights(engine: &Consul) -> Result<Vec<Finding>> {
     let denied = |what: &str, rule: &str| {
         let message = format!("the ACL token may not {what}");
         let remedy = format!("give it a policy with {rule}");
-        finding(Severity::Warning, "acl_denied", message, remedy)
+        Finding::new(Severity::Warning, "acl_denied", message, remedy)
     };
     let mut findings = Vec::new();
     let settings = engine.session_settings(engine.default_ttl);
@@ -293,7 +293,12 @@ async fn rights(engine: &Consul) -> Result<Vec<Finding>> {
         Err(error) if error.kind() == ErrorKind::Config => {
             let remedy = "name checks of the agent's node, such as serfHealth, or omit node_checks";
             let message = error.message();
-            findings.push(finding(Severity::Warning, "node_check", message, remedy));
+            findings.push(Finding::new(
+                Severity::Warning,
+                "node_check",
+                message,
+                remedy,
+            ));
             None
         }
         Err(error) => return Err(error),
@@ -324,20 +329,6 @@ async fn rights(engine: &Consul) -> Result<Vec<Finding>> {
         )),
     }
     Ok(findings)
-}
-
-fn finding(
-    severity: Severity,
-    code: &'static str,
-    message: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Finding {
-    Finding {
-        severity,
-        code,
-        message: message.into(),
-        remedy: remedy.into(),
-    }
 }
 
 fn is_old(version: &str) -> bool {

@@ -16,7 +16,7 @@
 use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
 
 use crate::core::claim::ClaimId;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 
 /// The prefix of eviction marks with `namespace=`.
@@ -74,7 +74,7 @@ impl Keys {
         }
         if !is_path(namespace) || namespace.starts_with(BARE) {
             let message = "namespace: on Consul, printable words joined by single slashes, none of them . or ..";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         let prefix = format!("{namespace}/");
         Ok(Self { prefix })

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::owner::Owner;
+pub(super) use crate::engines::kit::uuid::{read_uuid as session_id, uuid as session_text};
 
 /// The flags of a key that is an exclusive lock (`api.LockFlagValue`).
 pub(super) const LOCK: u64 = 0x2ddc_cbc0_58a5_0c18;
@@ -217,38 +218,9 @@ fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The text form of a session id.
-pub(super) fn session_text(id: u128) -> String {
-    let hex = format!("{id:032x}");
-    let parts = [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ];
-    parts.join("-")
-}
-
-/// Parses a session id; `None` if it is not one.
-pub(super) fn session_id(text: &str) -> Option<u128> {
-    let id = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
-    (session_text(id) == text).then_some(id)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn session_ids_go_there_and_back() {
-        let text = "908f61f1-c6d0-694b-bd48-93ec3cf46853";
-        assert_eq!(session_id(text).map(session_text).as_deref(), Some(text));
-        let bad = "908f61f1-c6d0-694b-bd48-93ec3cf4685x";
-        for bad in ["", ".lock", "908f61f1", bad] {
-            assert_eq!(session_id(bad), None, "{bad}");
-        }
-    }
 
     /// Clients of other versions read these records.
     #[test]

@@ -36,19 +36,11 @@ use self::kv::session_text;
 use self::sessions::Sessions;
 use self::snapshot::Spot;
 use crate::core::capability::Capability;
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::queue::SharedQueueStore;
-use crate::core::report::{Checkup, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, Ticket};
-use crate::engines::kit::Host;
+use crate::core::engine::{Alarm, Engine};
+use crate::core::ticket::Ticket;
 use crate::engines::kit::shared_sessions::Maker;
 use crate::engines::kit::single_flight::SingleFlight;
+use crate::engines::kit::{Host, absent, rooms};
 
 /// A namespace of one Consul.
 struct Consul {
@@ -94,56 +86,13 @@ impl Engine for ConsulEngine {
         self.0.shown.clone()
     }
 
-    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        acquire::enter(&self.0, claim).await
-    }
-
-    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        acquire::wait(&self.0, ticket, until).await
-    }
-
-    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        renew::renew(&self.0, &leases, within).await
-    }
-
-    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        release::amend(&self.0, &ticket, &amendment).await
-    }
-
-    async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        release::leave(&self.0, &ticket).await
-    }
-
-    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
-        renew::audit(&self.0, lease).await
-    }
-
-    fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(&self.0)
-    }
-
-    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        inspect::survey(&self.0, &scope).await
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        notify::watch(&self.0, scope)
-    }
-
-    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        release::evict(&self.0, &name, &id, eviction).await
-    }
-
-    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
-        release::resize(&self.0, &name, capacity).await
-    }
-
-    fn queues(&self) -> Option<SharedQueueStore> {
-        None
-    }
-
-    async fn check(&self) -> Result<Checkup> {
-        inspect::check(&self.0).await
+    rooms! { self.0:
+        acquire { enter wait }
+        renew { renew audit }
+        release { leave amend evict resize }
+        notify { alarms watch }
+        inspect { survey check }
+        absent { queues }
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {

@@ -33,10 +33,10 @@ pub(super) fn alarms(engine: &Arc<Consul>) -> BoxStream<Alarm> {
     stream::select(own, marks.boxed()).boxed()
 }
 
-pub(super) fn watch(engine: &Arc<Consul>, scope: Scope) -> BoxStream<Result<()>> {
+pub(super) fn watch(engine: &Arc<Consul>, scope: &Scope) -> BoxStream<Result<()>> {
     match scope {
-        Scope::Prefix(prefix) => changes(engine, engine.keys.beginning(&prefix), true),
-        Scope::Line(name) => match engine.keys.line(&name) {
+        Scope::Prefix(prefix) => changes(engine, engine.keys.beginning(prefix), true),
+        Scope::Line(name) => match engine.keys.line(name) {
             Ok(line) => {
                 let tree = changes(engine, line.tree(), true);
                 stream::select(changes(engine, line.lock, false), tree).boxed()

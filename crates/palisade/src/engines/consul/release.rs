@@ -11,24 +11,15 @@ use super::sessions::{Member, Stage};
 use super::snapshot::{Snapshot, Spot, remove};
 use crate::core::claim::{Ask, ClaimId, Mode, READERS};
 use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
-use crate::core::error::{Outcome, Result};
+use crate::core::error::Result;
 use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseId, Ticket};
 use crate::engines::kit::cas::Retry;
+use crate::engines::kit::leave::leave_twice;
 
-/// The connection may be dead though the agent is healthy, so an unanswered leave is retried once
-/// over another connection.
 pub(super) async fn leave(engine: &Consul, ticket: &Ticket) -> Result<Left> {
-    let error = match leave_once(engine, ticket).await {
-        Err(error) if error.is_transient() => error,
-        left => return left,
-    };
-    match leave_once(engine, ticket).await {
-        // If it is gone by now, the first copy was applied.
-        Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
-        left => left,
-    }
+    leave_twice(|| leave_once(engine, ticket)).await
 }
 
 async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
@@ -73,7 +64,7 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
             left
         }
     };
-    Ok(if left { Left::Done } else { Left::Absent })
+    Ok(Left::of(left))
 }
 
 /// Reopens the gate if a waiting claim keeps it closed.

@@ -182,11 +182,10 @@ impl Client {
                 Err(error::of(operation, &status, self.logs_in))
             }
             Err(late) => {
-                // A renewal can't afford a second timeout, and a leave is retried.
-                if self.several || matches!(operation, "renew" | "leave") {
+                if self.several {
                     self.links.broken(link).await;
                 } else {
-                    self.links.late(link).await;
+                    self.links.unanswered(operation, link).await;
                 }
                 Err(late)
             }

@@ -14,7 +14,7 @@ use super::transport::{Endpoints, PORT};
 use super::{EtcdEngine, Inner};
 use crate::core::capability::{Capability, Guarantee, TtlRange};
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{self, Host, Login, PerRuntime, Tls, typed_config};
@@ -57,18 +57,10 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// An etcd cluster, as [`connect`](crate::connect()) takes it.
     Etcd
+    /// Members of the cluster: `name`, `name:port` or `[address]:port` each.
+    hosts of "etcd"
     login { user }
     tls { |url| url.scheme = "etcds".to_owned() }
-}
-
-impl Etcd {
-    /// Members of the cluster: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(Url::new(
-            "etcd",
-            hosts.into_iter().map(Into::into).collect(),
-        ))
-    }
 }
 
 /// Opens what the URL names, and sees that a member of it answers.
@@ -86,7 +78,7 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
         let scheme = &url.scheme;
         let message =
             format!("{scheme}: takes no path; choose where keys are kept with namespace=");
-        return Err(Error::new(ErrorKind::Config, "connect", message));
+        return Err(config_error(message));
     }
     let hosts = Host::all(&url, PORT)?;
     let (several, logs_in) = (hosts.len() > 1, login.user.is_some());

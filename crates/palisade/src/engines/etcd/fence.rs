@@ -9,14 +9,15 @@ use std::sync::Arc;
 use super::Inner;
 use super::config;
 use super::keys::Keys;
-use super::proto::{Compare, KeyValue, LESS, RequestOp, TxnRequest, VALUE};
+use super::proto::{Compare, KeyValue, LESS, TxnRequest, VALUE};
 use super::txn::{created_at, delete, found, one, plain, put, read};
-use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::url::{Settings, Url};
-use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
+use crate::fence::{
+    FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, digits, read_digits,
+};
 
 /// How often a write is retried because others created or removed the mark in between.
 const TRIES: u32 = 20;
@@ -27,12 +28,10 @@ const TRIES: u32 = 20;
 /// As opening the engine.
 pub(crate) async fn open(url: Url, settings: &Settings, rule: Rule) -> Result<SharedFence> {
     let inner = config::open(url, settings).await?;
-    Ok(Arc::new(EtcdFence(Arc::new(Store { inner, rule }))))
+    Ok(Arc::new(Stored::new(EtcdFence { inner, rule })))
 }
 
-struct EtcdFence(Arc<Store>);
-
-struct Store {
+struct EtcdFence {
     inner: Inner,
     rule: Rule,
 }
@@ -62,13 +61,14 @@ impl Fencing {
     }
 }
 
-impl Store {
+impl EtcdFence {
     async fn txn(&self, request: TxnRequest) -> Result<(bool, Vec<Vec<KeyValue>>)> {
         let answer = self.inner.client.call("fence", request).await?;
         Ok((answer.succeeded, found(answer).collect()))
     }
+}
 
-    /// Has a token judged, and what comes with it written if it is accepted.
+impl FenceStore for EtcdFence {
     async fn judged(
         &self,
         resource: &Name,
@@ -109,63 +109,36 @@ impl Store {
         let message = "others forget this resource and make it again all the time";
         Err(Error::new(ErrorKind::Unreachable, "fence", message))
     }
-}
 
-impl Fence for EtcdFence {
-    fn write(
-        &self,
-        resource: &Name,
-        token: WriteToken,
-        data: Vec<u8>,
-    ) -> BoxFuture<Result<Verdict>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.judged(&resource, token, Some(data)).await })
+    async fn read(&self, resource: &Name) -> Result<Option<Fenced>> {
+        let keys = Fencing::of(&self.inner.keys, resource)?;
+        let both = plain(vec![read(one(&keys.mark)), read(one(&keys.data))]);
+        let (_, found) = self.txn(both).await?;
+        let mut found = found.into_iter().map(|kvs| kvs.into_iter().next());
+        let (mark, data) = (found.next().flatten(), found.next().flatten());
+        let Some(mark) = mark else { return Ok(None) };
+        Ok(Some(Fenced {
+            token: token_of(&mark)?,
+            data: data.map(|kv| kv.value).unwrap_or_default(),
+        }))
     }
 
-    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.judged(&resource, token, None).await })
+    async fn highest(&self, resource: &Name) -> Result<Option<Token>> {
+        let keys = Fencing::of(&self.inner.keys, resource)?;
+        let (_, found) = self.txn(plain(vec![read(one(&keys.mark))])).await?;
+        let mark = found.first().and_then(|kvs| kvs.first());
+        mark.map(token_of).transpose()
     }
 
-    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let keys = Fencing::of(&store.inner.keys, &resource)?;
-            let both = plain(vec![read(one(&keys.mark)), read(one(&keys.data))]);
-            let (_, found) = store.txn(both).await?;
-            let mut found = found.into_iter().map(|kvs| kvs.into_iter().next());
-            let (mark, data) = (found.next().flatten(), found.next().flatten());
-            let Some(mark) = mark else { return Ok(None) };
-            Ok(Some(Fenced {
-                token: token_of(&mark)?,
-                data: data.map(|kv| kv.value).unwrap_or_default(),
-            }))
-        })
-    }
-
-    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let keys = Fencing::of(&store.inner.keys, &resource)?;
-            let (_, found) = store.txn(plain(vec![read(one(&keys.mark))])).await?;
-            let mark = found.first().and_then(|kvs| kvs.first());
-            mark.map(token_of).transpose()
-        })
-    }
-
-    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let keys = Fencing::of(&store.inner.keys, &resource)?;
-            let all: Vec<RequestOp> =
-                vec![read(one(&keys.mark)), delete(keys.mark), delete(keys.data)];
-            let (_, found) = store.txn(plain(all)).await?;
-            Ok(found.first().is_some_and(|kvs| !kvs.is_empty()))
-        })
+    async fn forget(&self, resource: &Name) -> Result<bool> {
+        let keys = Fencing::of(&self.inner.keys, resource)?;
+        let all = vec![read(one(&keys.mark)), delete(keys.mark), delete(keys.data)];
+        let (_, found) = self.txn(plain(all)).await?;
+        Ok(found.first().is_some_and(|kvs| !kvs.is_empty()))
     }
 
     fn rule(&self) -> Rule {
-        self.0.rule
+        self.rule
     }
 }
 

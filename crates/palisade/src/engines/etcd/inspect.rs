@@ -117,7 +117,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     let mut findings = Vec::new();
     findings.extend(of_version(&status.version));
     if status.leader == 0 {
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Warning,
             "no_quorum",
             "the member that answers knows no leader",
@@ -125,7 +125,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
         ));
     }
     if engine.leases.history().epoch > 0 {
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Danger,
             "cluster_replaced",
             "since this client connected, the cluster was restored from a snapshot or replaced by \
@@ -144,20 +144,6 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     })
 }
 
-fn finding(
-    severity: Severity,
-    code: &'static str,
-    message: impl Into<String>,
-    remedy: &str,
-) -> Finding {
-    Finding {
-        severity,
-        code,
-        message: message.into(),
-        remedy: remedy.to_owned(),
-    }
-}
-
 async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
     let answer = match engine.client.call("check", AlarmRequest {}).await {
         Ok(answer) => answer,
@@ -166,13 +152,13 @@ async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
         Err(error) => return Err(error),
     };
     let raised = |alarm| answer.alarms.iter().any(|raised| raised.alarm == alarm);
-    let quota = finding(
+    let quota = Finding::new(
         Severity::Warning,
         "quota_alarm",
         "etcd has used up its quota: no lock can be taken",
         "etcdctl compact, etcdctl defrag, etcdctl alarm disarm; then raise the quota",
     );
-    let corrupt = finding(
+    let corrupt = Finding::new(
         Severity::Danger,
         "corrupt_alarm",
         "the data of the members differ",
@@ -193,7 +179,7 @@ async fn ttl_floor(engine: &Inner) -> Option<Finding> {
     (floor > CAPABILITY.ttl.min).then(|| {
         let message = format!("a shorter ttl is granted as {floor:?}: 1.5 election timeouts");
         let remedy = "plan for it: a lock whose holder died is free after that time";
-        finding(Severity::Info, "ttl_floor", message, remedy)
+        Finding::new(Severity::Info, "ttl_floor", message, remedy)
     })
 }
 
@@ -236,7 +222,7 @@ fn of_version(version: &str) -> Option<Finding> {
         _ => return None,
     };
     let message = format!("etcd {version} {message}");
-    Some(finding(severity, code, message, remedy))
+    Some(Finding::new(severity, code, message, remedy))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 
@@ -42,7 +42,7 @@ impl Keys {
     pub(super) fn new(namespace: &str) -> Result<Self> {
         if format!("{namespace}/").starts_with(RESERVED) {
             let message = "namespace: .palisade is where the engine keeps its own records";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         let base = match namespace {
             "" => String::new(),

@@ -67,14 +67,17 @@ impl Follow {
 }
 
 /// Hints for the keeper: what the engine itself notices, and eviction marks on our places.
-pub(super) fn alarms(engine: Arc<Inner>) -> BoxStream<Alarm> {
+pub(super) fn alarms(engine: &Arc<Inner>) -> BoxStream<Alarm> {
     let heard = kit::alarms::alarms(engine.alarms.subscribe());
     let prefix = format!("{}{}", keys::MARKS, engine.keys.scope(""));
     let marks = Follow::new("evict", prefix);
-    let marked = stream::unfold((engine, marks), |(engine, mut marks)| async move {
-        while marks.next(&engine).await.is_err() || !marks_ours(&engine, &marks).await {}
-        Some((Alarm::All, (engine, marks)))
-    });
+    let marked = stream::unfold(
+        (Arc::clone(engine), marks),
+        |(engine, mut marks)| async move {
+            while marks.next(&engine).await.is_err() || !marks_ours(&engine, &marks).await {}
+            Some((Alarm::All, (engine, marks)))
+        },
+    );
     Box::pin(stream::select(heard, marked))
 }
 
@@ -101,7 +104,7 @@ async fn marks_ours(engine: &Inner, marks: &Follow) -> bool {
 }
 
 /// Hints that a survey of `scope` may have changed.
-pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
+pub(super) fn watch(engine: &Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
     let lines = match scope {
         Scope::Line(name) => engine.keys.line(name),
         Scope::Prefix(prefix) => Ok(engine.keys.scope(prefix)),
@@ -126,5 +129,5 @@ pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> 
         };
         Some((told, (engine, places, marks)))
     };
-    Box::pin(stream::unfold((engine, places, marks), next))
+    Box::pin(stream::unfold((Arc::clone(engine), places, marks), next))
 }

@@ -11,10 +11,11 @@ use super::snapshot::{self, Place, Snapshot};
 use super::txn;
 use crate::core::claim::Ask;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
+use crate::engines::kit::leave::leave_twice;
 
 /// The most operations that etcd takes in one transaction (`--max-txn-ops`).
 const MOST_OPS: usize = 128;
@@ -78,17 +79,13 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     Ok(Left::Done)
 }
 
-/// Sends a leave, and returns whether the place existed. The connection may be dead though the
-/// cluster is healthy, so an unanswered leave is retried once over another connection. It compares
-/// the incarnation, so a second copy is harmless.
+/// Sends a leave, and says whether the place was there.
 async fn send_leave(engine: &Inner, request: &TxnRequest) -> Result<bool> {
-    let error = match engine.client.call("leave", request.clone()).await {
-        Err(error) if error.is_transient() => error,
-        answer => return answer.map(|answer| answer.succeeded),
+    let send = || async {
+        let answer = engine.client.call("leave", request.clone()).await?;
+        Ok(Left::of(answer.succeeded))
     };
-    let again = engine.client.call("leave", request.clone()).await?;
-    // If the place is gone by now, the first copy was applied.
-    Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
+    Ok(leave_twice(send).await? == Left::Done)
 }
 
 /// What to do after reading a line.
@@ -127,7 +124,7 @@ async fn change<T>(
 pub(super) async fn amend(
     engine: &Inner,
     ticket: &Ticket,
-    amendment: Amendment,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let prefix = engine.keys.line(&ticket.name)?;
     let Some(key) = engine.key_of(ticket) else {
@@ -150,7 +147,7 @@ pub(super) async fn amend(
             txn::created_at(&place.key, place.created),
             txn::unchanged(&place.key, place.modified),
         ];
-        match &amendment {
+        match amendment {
             Amendment::Value(value) => record.value = Some(value.clone()),
             Amendment::Ask(ask) => {
                 match line.reweigh(id, ticket.sequence, *ask) {
@@ -173,7 +170,7 @@ pub(super) async fn amend(
     if let (Amended::Done, Amendment::Ask(ask)) = (amended, amendment)
         && let Some(known) = engine.known.lock().get_mut(&ticket.claim)
     {
-        known.whole = ask == Ask::Whole;
+        known.whole = *ask == Ask::Whole;
     }
     Ok(amended)
 }

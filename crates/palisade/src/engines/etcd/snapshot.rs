@@ -2,18 +2,16 @@
 //!
 //! The write that made its key decides a place. A later read confirms it even if the answer is
 //! stale: whoever is ahead can only go, so that a claim that held at any revision holds for as
-//! long as its key is there. Who holds is the core's to say ([`admit`], [`Line`]).
+//! long as its key is there. Who holds is the core's to say ([`Line`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Duration;
 
 use super::Inner;
 use super::client::revision;
 use super::keys::{self, Keys, Record};
 use super::proto::KeyValue;
 use super::txn;
-use crate::core::admission::{Admission, Standing, admit, capacity};
-use crate::core::claim::{Ask, ClaimId};
+use crate::core::claim::Ask;
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::line::{Line, Seat};
@@ -78,11 +76,9 @@ impl Snapshot {
                 misfit: None,
             };
             let mut ask = place.record.as_ref().map_or(Ask::Whole, Record::ask);
-            if let (Ask::Part { capacity, .. }, Some(live)) = (ask, line.named_capacity())
-                && capacity != live
-            {
-                // It is about to leave, or a mistake: it shares with nobody.
-                place.misfit = Some((live, capacity));
+            place.misfit = line.misfit(ask);
+            if place.misfit.is_some() {
+                // It shares with nobody.
                 ask = Ask::Whole;
             }
             line.seats.push(seat(line.seats.len(), ask, place));
@@ -98,20 +94,7 @@ impl Snapshot {
 
     /// Whom the ticket at `at` waits for; `None` when it holds.
     pub(super) fn ahead_of(&self, at: usize) -> Option<Ahead> {
-        let seats = &self.line.seats[..=at];
-        let me = &seats[at];
-        let standings = seats.iter().map(|seat| Standing {
-            id: seat.id,
-            ask: seat.ask,
-        });
-        let capacity = capacity(standings.clone().map(|standing| standing.ask));
-        let nearest = match admit(standings, me.id, capacity) {
-            _ if me.is_held() => return None,
-            Admission::Held => return None,
-            Admission::Behind(id) if matches!(me.ask, Ask::Whole | Ask::READ) => Some(id),
-            Admission::Behind(_) | Admission::Absent => None,
-        };
-        let nearest = nearest.and_then(|id| self.line.seat(id));
+        let nearest = self.line.ahead_of(at)?;
         Some(Ahead {
             key: nearest.map(|seat| seat.extra.key.clone()),
             seen: self.revision,
@@ -137,18 +120,12 @@ impl Snapshot {
     }
 }
 
-/// A seat is known by its position, since other tools have no claim ids. Whoever held before a
-/// resize is marked in its record, and goes on holding.
+/// Whoever held before a resize is marked in its record, and goes on holding.
 fn seat(at: usize, ask: Ask, place: Place) -> Seat<Place> {
     let held = place.record.as_ref().is_some_and(|record| record.held);
     Seat {
-        id: ClaimId(at as u128 + 1),
-        ask,
         sequence: u64::from(held),
-        expires: BootTime::NEVER,
-        ttl: Duration::ZERO,
-        evicted: false,
-        extra: place,
+        ..Seat::read(at, ask, place)
     }
 }
 
@@ -228,6 +205,7 @@ pub(super) async fn lines(engine: &Inner, prefix: &str) -> Result<BTreeMap<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::claim::ClaimId;
     use crate::core::owner::Owner;
 
     fn line(asks: &[Option<Ask>], held: usize) -> Snapshot {

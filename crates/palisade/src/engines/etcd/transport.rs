@@ -28,8 +28,10 @@ use tonic::transport::{Channel, Endpoint};
 use super::client::Connection;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
+use crate::core::error::{Error, ErrorKind, Result, config_error, no_connection};
+use crate::engines::kit::{
+    Asked, Host, Login, Tls, about_tls, cause, first_to_answer, refuses_ours, why,
+};
 
 /// The head start of each member over the next: longer than a reply takes on a local network, and
 /// far shorter than any ttl.
@@ -84,7 +86,7 @@ impl Endpoints {
 
     /// The endpoint of a member, with the certificates as their files are now.
     fn endpoint(&self, host: &Host) -> Result<(Endpoint, Connector)> {
-        let unfit = || config("a host is written name, name:port or [address]:port");
+        let unfit = || config_error("a host is written name, name:port or [address]:port");
         // TLS is set up by our connector, but requests must still say https.
         let endpoint = Endpoint::from_shared(format!("http://{host}"))
             .map_err(|_| unfit())?
@@ -94,12 +96,12 @@ impl Endpoints {
         let Some(tls) = &self.tls else {
             return Ok((endpoint, Connector(None)));
         };
-        let mut client = tls.fresh()?.client_config()?;
+        let mut client = self.asked.config(tls)?;
         client.alpn_protocols = vec![b"h2".to_vec()];
-        self.asked.watch(&mut client);
         let origin: Uri = format!("https://{host}").parse().map_err(|_| unfit())?;
         let server = ServerName::try_from(host.name.clone());
-        let server = server.map_err(|_| config("the host's name can't be in a certificate"))?;
+        let server =
+            server.map_err(|_| config_error("the host's name can't be in a certificate"))?;
         let tls = (TlsConnector::from(Arc::new(client)), server);
         Ok((endpoint.origin(origin), Connector(Some(tls))))
     }
@@ -109,15 +111,7 @@ impl Endpoints {
     /// # Errors
     /// [`ErrorKind::Unreachable`] when none does, [`ErrorKind::Denied`] when the login is refused.
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
-        // A little before the caller's own timeout, which can't name the hosts.
-        let limit = self.connect_timeout - self.connect_timeout / 20;
-        let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
-        connected.unwrap_or_else(|_| {
-            let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
-            let (hosts, limit) = (hosts.join(", "), self.connect_timeout);
-            let message = format!("no answer from {hosts} within {limit:?}");
-            Err(unreachable(message))
-        })
+        first_to_answer(&self.hosts, self.connect_timeout, self.connect_to_any()).await
     }
 
     async fn connect_to_any(&self) -> Result<Connection> {
@@ -148,17 +142,17 @@ impl Endpoints {
                 None => break,
             }
         }
-        Err(refused.unwrap_or_else(|| unreachable("there is no member to connect to")))
+        Err(refused.unwrap_or_else(|| no_connection("there is no member to connect to")))
     }
 
     async fn attempt(&self, host: &Host) -> Result<Connection> {
         let (endpoint, connector) = self.endpoint(host)?;
         let channel = endpoint.connect_with_connector(connector).await;
         let channel = channel.map_err(|error| match cause::<rustls::Error>(&error) {
-            Some(tls) => config(about_tls("etcd", "etcd", tls)),
-            None => unreachable(format!(
+            Some(tls) => config_error(about_tls("etcd", "etcd", tls)),
+            None => no_connection(format!(
                 "{host} can't be connected to{}; is etcd running there{}?",
-                why(&error),
+                why(&error, true),
                 if self.is_encrypted() {
                     ", with TLS"
                 } else {
@@ -169,7 +163,7 @@ impl Endpoints {
         let first = self.first_calls(channel, host).await;
         match first {
             Err(error) if error.kind() == ErrorKind::Unreachable && self.asked.in_vain() => {
-                Err(config(refuses_ours("etcd")))
+                Err(config_error(refuses_ours("etcd")))
             }
             Ok(connection) => {
                 self.asked.served();
@@ -186,7 +180,7 @@ impl Endpoints {
         let status = match connection.call(StatusRequest {}).await {
             Ok(StatusResponse { leader: 0, .. }) => {
                 let message = format!("{host} knows no leader of its cluster");
-                return Err(unreachable(message));
+                return Err(no_connection(message));
             }
             Ok(_) => return Ok(connection),
             Err(status) => status,
@@ -202,7 +196,7 @@ impl Endpoints {
                 let hint = "; if it speaks TLS, use etcds: in place of etcd:";
                 let hint = if self.is_encrypted() { "" } else { hint };
                 let message = format!("{host} does not answer as etcd does{hint}");
-                Err(unreachable(message))
+                Err(no_connection(message))
             }
         }
     }
@@ -220,7 +214,7 @@ impl Endpoints {
             Ok(AuthenticateResponse { token }) => {
                 let token = token.parse();
                 let token =
-                    token.map_err(|_| unreachable(format!("{host} sent no login token")))?;
+                    token.map_err(|_| no_connection(format!("{host} sent no login token")))?;
                 return Ok(Some(token));
             }
             Err(status) => status,
@@ -229,7 +223,7 @@ impl Endpoints {
             // Authentication is off, so everybody may do everything.
             said if said.contains("authentication is not enabled") => return Ok(None),
             _ if status.code() != Code::InvalidArgument => {
-                return Err(unreachable(format!("{host} can't process the login now")));
+                return Err(no_connection(format!("{host} can't process the login now")));
             }
             said if said.contains("no password user") => {
                 "this user has no password and logs in with a certificate; omit the password"
@@ -240,28 +234,6 @@ impl Endpoints {
         let message = format!("{host} refuses the login: {why}");
         Err(Error::new(ErrorKind::Denied, "connect", message))
     }
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
-fn unreachable(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unreachable, "connect", message)
-}
-
-/// The cause of a failed connection, as far as the system reports it.
-fn why(error: &tonic::transport::Error) -> &'static str {
-    cause::<io::Error>(error).map_or("", |io| match io.kind() {
-        io::ErrorKind::ConnectionRefused => ": the connection is refused",
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            ": there is no way to this host"
-        }
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
-        // Errors of the resolver have no OS error number.
-        _ if io.raw_os_error().is_none() => ": the host's name is not known",
-        _ => "",
-    })
 }
 
 /// Connects by TCP, then by TLS to the server of this name.

@@ -15,19 +15,14 @@ use crate::core::error::Result;
 use crate::core::line::Seat;
 use crate::core::ticket::{LeaseStart, Ticket};
 
-pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Entered> {
+pub(super) async fn enter(engine: &FileEngine, claim: &Claim) -> Result<Entered> {
     let store = &*engine.store;
     if engine.by_lease {
         let home = store.home();
         home.promised.raise(&home.dir, claim.ttl)?;
     }
     let sent = BootTime::now();
-    if store
-        .left
-        .lock()
-        .get(&claim.id)
-        .is_some_and(|until| *until > sent)
-    {
+    if store.left.lock().has(claim.id, sent) {
         return Ok(Entered::Busy);
     }
     let (name, timeout) = (&claim.name, engine.timeout);
@@ -108,18 +103,18 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
     written.map(|()| entered)
 }
 
-pub(super) async fn wait(engine: &FileEngine, ticket: Ticket, until: BootTime) -> Result<Place> {
+pub(super) async fn wait(engine: &FileEngine, ticket: &Ticket, until: BootTime) -> Result<Place> {
     let (store, claim) = (&engine.store, ticket.claim);
     // Registered before the first read, so that no hint in between is missed.
     let sleeper = store.watcher.sleeper(claim.0);
     loop {
         let (place, sleep) = {
-            let tx = tx::look(engine, "wait", &ticket.name, Suspects::Before(claim)).await?;
-            let line = &tx.state.line;
+            let looked = tx::look(engine, "wait", &ticket.name, Suspects::Before(claim)).await?;
+            let line = &looked.state().line;
             let seat = line.seat(claim);
             let place = seat.map_or(Place::Gone, Seat::place);
             let sleep = Sleep::on(line.blockers(claim).into_iter().chain(seat));
-            tx.commit(Some(claim))?;
+            looked.done(Some(claim))?;
             (place, sleep)
         };
         if let Place::Held { sequence } = place {

@@ -14,12 +14,12 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, OFlags};
 
 use super::dir::{self, Dir, Identity, identity};
-use super::error::{config, unusable_dir};
+use super::error::unusable_dir;
 use super::line_file::LineFile;
 use super::liveness::{self, Liveness};
 use super::promised::{self, PROMISED, Promised};
 use super::tokens::{self, CEILING, Tokens};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 
 /// Layout 1 was a database in one file.
 const LAYOUT: u32 = 2;
@@ -134,7 +134,7 @@ fn refuse_foreign(dir: &Dir) -> Result<()> {
             other => other.starts_with("raw-"),
         };
         if !ours {
-            return Err(config(format!(
+            return Err(config_error(format!(
                 "directory {} is not empty and no store of palisade (it has {name:?}); use an \
                  empty or a new directory",
                 dir.path.display()
@@ -158,7 +158,7 @@ fn refuse_living(dir: &Dir, found: &Boot, now: &Boot) -> Result<()> {
     } else {
         "another boot id (a container with its own, or another machine)"
     };
-    Err(config(format!(
+    Err(config_error(format!(
         "directory {} is in use by processes of {what}; use another directory",
         dir.path.display()
     )))
@@ -194,7 +194,7 @@ struct Boot {
 impl Boot {
     fn current() -> Result<Self> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
-            config("the id of this boot can't be read; file: needs /proc").because(error)
+            config_error("the id of this boot can't be read; file: needs /proc").because(error)
         })?;
         Ok(Self {
             id: id.trim().to_owned(),
@@ -211,7 +211,7 @@ impl Boot {
         match layout.and_then(|layout| layout.parse::<u32>().ok()) {
             Some(LAYOUT) => {}
             Some(1) => {
-                return Err(config(format!(
+                return Err(config_error(format!(
                     "directory {} was created by an older palisade; stop what uses it, then \
                      remove its `boot`, `lines` and `procs`, but keep `ceiling`: tokens continue \
                      above it",
@@ -219,7 +219,7 @@ impl Boot {
                 )));
             }
             Some(other) => {
-                return Err(config(format!(
+                return Err(config_error(format!(
                     "directory {} has layout {other}, this palisade knows {LAYOUT}; use the \
                      version that created it, or another directory",
                     dir.path.display()

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::error::config;
 use crate::core::capability::{Capability, EndsWith};
-use crate::core::error::Result;
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 use crate::engines::kit::typed_config;
@@ -97,12 +96,12 @@ impl Config {
         let audience = match url.take("shared").as_deref() {
             None => Audience::User,
             Some("group") => Audience::Group,
-            Some(_) => return Err(config("option shared must be group or omitted")),
+            Some(_) => return Err(config_error("option shared must be group or omitted")),
         };
         let by_lease = match url.take("ends_with").as_deref() {
             None | Some("process") => false,
             Some("lease") => true,
-            Some(_) => return Err(config("option ends_with must be process or lease")),
+            Some(_) => return Err(config_error("option ends_with must be process or lease")),
         };
         url.finish(OPTIONS)?;
         Ok(Self {
@@ -117,7 +116,7 @@ impl Config {
 /// The directory of the store.
 fn locate(url: &Url) -> Result<PathBuf> {
     if !url.hosts.is_empty() {
-        return Err(config(
+        return Err(config_error(
             "file: takes a directory, not a host; write file:/var/lib/locks",
         ));
     }
@@ -133,6 +132,6 @@ fn locate(url: &Url) -> Result<PathBuf> {
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
         .map(|state| state.join("palisade"))
         .ok_or_else(|| {
-            config("no directory given, and neither XDG_STATE_HOME nor HOME is set; write file:/var/lib/locks")
+            config_error("no directory given, and neither XDG_STATE_HOME nor HOME is set; write file:/var/lib/locks")
         })
 }

@@ -13,9 +13,9 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::config::{Audience, Config};
-use super::error::{busy, config, unusable_dir};
+use super::error::{busy, unusable_dir};
 use crate::core::clock::BootTime;
-use crate::core::error::Result;
+use crate::core::error::{Result, config_error};
 
 const LOCK: &str = "lock";
 
@@ -76,7 +76,7 @@ impl Dir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
         if let (Some(kind), false) = (remote_fs(&fd), with.allow_network_fs) {
-            return Err(config(format!(
+            return Err(config_error(format!(
                 "directory {} is on {kind}, where locks can't be relied on; use a local \
                  directory, or allow_network_fs=true at your own risk",
                 path.display()
@@ -248,7 +248,7 @@ fn check_audience(path: &Path, stat: &Stat, audience: Audience) -> Result<()> {
         ),
         _ => return Ok(()),
     };
-    Err(config(message))
+    Err(config_error(message))
 }
 
 /// The kind of file system, if it is a network file system.

@@ -7,11 +7,6 @@ use rustix::io::Errno;
 
 use crate::core::error::{Error, ErrorKind};
 
-/// The error for an invalid URL or directory.
-pub(super) fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 /// The error for a directory that can't be created or used.
 pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Error {
     let cause = cause.into();

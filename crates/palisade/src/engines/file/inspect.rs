@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream;
+
+use super::FileEngine;
 use super::acquire::sleep_on;
 use super::boot::LINES;
 use super::config::Audience;
@@ -13,19 +16,20 @@ use super::keys;
 use super::line_file::{Extra, LineFile, Lock, State};
 use super::notify::Sleeper;
 use super::store::Store;
-use super::tx::{self, Sleep, Suspects, Tx};
+use super::tx::{self, Looked, Sleep, Suspects, Tx};
 use crate::core::clock::BootTime;
+use crate::core::engine::BoxStream;
 use crate::core::error::Result;
 use crate::core::line::Seat;
-use crate::core::report::{Finding, LineReport, Scope, Severity};
+use crate::core::report::{Checkup, Finding, LineReport, Scope, Severity};
+
+pub(super) async fn survey(engine: &FileEngine, scope: &Scope) -> Result<Vec<LineReport>> {
+    Ok(look(engine, scope).await?.0)
+}
 
 /// The lines in a scope, and what a watch of it sleeps on.
-pub(super) async fn survey(
-    store: &Arc<Store>,
-    namespace: &str,
-    scope: &Scope,
-    timeout: Duration,
-) -> Result<(Vec<LineReport>, Sleep)> {
+async fn look(engine: &FileEngine, scope: &Scope) -> Result<(Vec<LineReport>, Sleep)> {
+    let (store, namespace, timeout) = (&*engine.store, &*engine.namespace, engine.timeout);
     tx::refuse_fork(store, "survey")?;
     let home = store.home();
     let mut files = match scope {
@@ -45,11 +49,11 @@ pub(super) async fn survey(
             continue;
         };
         let deadline = BootTime::now() + timeout;
-        let tx = loop {
+        let looked = loop {
             // The file of an empty line must be removed, which needs the lock.
             let peeked = tx::peek(store, "survey", Arc::clone(&file), Suspects::Everyone);
-            if let Some(tx) = peeked.filter(|tx| !tx.state.line.seats.is_empty()) {
-                break Some(tx);
+            if let Some(looked) = peeked.filter(|looked| !looked.state().line.seats.is_empty()) {
+                break Some(looked);
             }
             match file.lock("survey")? {
                 Lock::Had(state) => {
@@ -57,7 +61,7 @@ pub(super) async fn survey(
                     // A survey does not care whether anyone can be granted.
                     let _ = tx.settle(Suspects::Everyone);
                     file.remove_if_empty(home, &tx.state);
-                    break Some(tx);
+                    break Some(Looked::at(tx));
                 }
                 Lock::Gone => break None,
                 Lock::Taken if deadline.has_passed() => {
@@ -66,13 +70,14 @@ pub(super) async fn survey(
                 Lock::Taken => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         };
-        let Some(tx) = tx else { continue };
-        let State { name, line, .. } = &tx.state;
-        if tx.state.namespace == namespace && scope.includes(name) && !line.seats.is_empty() {
-            reports.push(line.report(name, tx.now, Extra::who));
+        let Some(looked) = looked else { continue };
+        let State { name, line, .. } = looked.state();
+        let ours = looked.state().namespace == namespace && scope.includes(name);
+        if ours && !line.seats.is_empty() {
+            reports.push(line.report(name, looked.now(), Extra::who));
             seats.extend(line.seats.iter().cloned());
         }
-        tx.commit(None)?;
+        looked.done(None)?;
     }
     reports.sort_by(|one, other| one.name.cmp(&other.name));
     show_renewals(store, &seats, &mut reports);
@@ -99,15 +104,26 @@ fn show_renewals(store: &Store, seats: &[Seat<Extra>], reports: &mut [LineReport
     }
 }
 
+pub(super) fn watch(engine: &FileEngine, scope: &Scope) -> BoxStream<Result<()>> {
+    let watch = Watch {
+        id: rand::random(),
+        engine: engine.clone(),
+        scope: scope.clone(),
+        sleeper: None,
+    };
+    Box::pin(stream::unfold(watch, |mut watch| async move {
+        let changed = watch.changed().await;
+        Some((changed, watch))
+    }))
+}
+
 /// A watch of a scope.
-pub(super) struct Watch {
-    pub(super) id: u128,
-    pub(super) store: Arc<Store>,
-    pub(super) namespace: Arc<str>,
-    pub(super) timeout: Duration,
-    pub(super) scope: Scope,
+struct Watch {
+    id: u128,
+    engine: FileEngine,
+    scope: Scope,
     /// The sleeper, and whether it is notified of changes; if not, it must poll.
-    pub(super) sleeper: Option<(Sleeper, bool)>,
+    sleeper: Option<(Sleeper, bool)>,
 }
 
 /// How often a watch polls if it is not notified of changes.
@@ -115,17 +131,16 @@ const LOOK: Duration = Duration::from_secs(1);
 
 impl Watch {
     /// Sleeps until something in the scope may have changed.
-    pub(super) async fn changed(&mut self) -> Result<()> {
+    async fn changed(&mut self) -> Result<()> {
         let Some((sleeper, hears)) = &self.sleeper else {
-            let watcher = &self.store.watcher;
+            let watcher = &self.engine.store.watcher;
             let sleeper = watcher.sleeper(self.id);
-            let hears = watcher.watch_lines(self.id, &self.namespace, &self.scope);
+            let hears = watcher.watch_lines(self.id, &self.engine.namespace, &self.scope);
             self.sleeper = Some((sleeper, hears));
             // Report a change at once, since earlier changes would be missed otherwise.
             return Ok(());
         };
-        let survey = survey(&self.store, &self.namespace, &self.scope, self.timeout);
-        let (_, sleep) = survey.await?;
+        let (_, sleep) = look(&self.engine, &self.scope).await?;
         let until = if *hears {
             BootTime::NEVER
         } else {
@@ -138,21 +153,23 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.store.watcher.unwatch_lines(self.id);
+        self.engine.store.watcher.unwatch_lines(self.id);
     }
 }
 
+pub(super) async fn check(engine: &FileEngine) -> Result<Checkup> {
+    Ok(Checkup {
+        findings: findings(&engine.store),
+        ..Checkup::default()
+    })
+}
+
 /// Findings about the directory.
-pub(super) fn check(store: &Store) -> Vec<Finding> {
+fn findings(store: &Store) -> Vec<Finding> {
     let dir = &store.home().dir;
     let mut findings = Vec::new();
     let mut add = |severity, code, message: String, remedy: &str| {
-        findings.push(Finding {
-            severity,
-            code,
-            message,
-            remedy: remedy.to_owned(),
-        });
+        findings.push(Finding::new(severity, code, message, remedy));
     };
     match dir.audience {
         Audience::User => add(

@@ -370,10 +370,7 @@ impl LineFile {
                 text.push_str(line);
                 continue;
             }
-            let (weight, capacity) = match seat.ask {
-                Ask::Whole => (0, 0),
-                Ask::Part { weight, capacity } => (weight, capacity),
-            };
+            let (weight, capacity) = seat.ask.numbers();
             let flags = u8::from(seat.evicted)
                 | u8::from(extra.orphan) << 1
                 | u8::from(extra.by_lease) << 2;

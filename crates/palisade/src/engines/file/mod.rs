@@ -33,8 +33,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream;
-
 pub(crate) use self::config::FACTORY;
 pub use self::config::File;
 use self::config::{CAPABILITY, Config};
@@ -42,19 +40,14 @@ use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::Store;
 use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
-use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
+use crate::core::engine::{Alarm, BoxStream, Engine};
+use crate::core::error::{Error, ErrorKind, Result, no_connection};
 use crate::core::queue::SharedQueueStore;
-use crate::core::report::{Checkup, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::core::ticket::Ticket;
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::alarms::alarms;
+use crate::engines::kit::{absent, rooms};
 
 /// The directory of fences, apart from the lines, which end with a boot.
 const FENCES: &str = "fences";
@@ -104,14 +97,7 @@ pub async fn open_with(
             // If nobody waits any more, the store is closed again.
             let _ = done.send(store);
         })
-        .map_err(|error| {
-            Error::new(
-                ErrorKind::Unreachable,
-                "connect",
-                "no thread can be started",
-            )
-            .because(error)
-        })?;
+        .map_err(|error| no_connection("no thread can be started").because(error))?;
     let store = opened
         .await
         .map_err(|_| Error::new(ErrorKind::Internal, "connect", "opening the store panicked"))??;
@@ -144,6 +130,7 @@ pub fn fences(url: Url) -> Result<PathBuf> {
     Ok(dir.path.join(FENCES))
 }
 
+#[derive(Clone)]
 struct FileEngine {
     store: Arc<Store>,
     namespace: Arc<str>,
@@ -172,64 +159,17 @@ impl Engine for FileEngine {
         format!("file:{}", self.store.home().dir.path.display())
     }
 
-    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        acquire::enter(self, claim).await
-    }
-
-    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        acquire::wait(self, ticket, until).await
-    }
-
-    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        renew::renew(self, leases, within).await
-    }
-
-    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        release::amend(self, ticket, amendment).await
-    }
-
-    async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        release::leave(self, ticket).await
-    }
-
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
+    rooms! { self:
+        acquire { enter wait }
+        renew { renew }
+        release { leave amend evict resize }
+        inspect { survey watch check }
+        absent { audit }
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
         self.store.watcher.start();
         alarms(self.store.watcher.alarms())
-    }
-
-    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        let surveyed = inspect::survey(&self.store, &self.namespace, &scope, self.timeout).await;
-        Ok(surveyed?.0)
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        let watch = inspect::Watch {
-            id: rand::random(),
-            store: Arc::clone(&self.store),
-            namespace: Arc::clone(&self.namespace),
-            timeout: self.timeout,
-            scope,
-            sleeper: None,
-        };
-        Box::pin(stream::unfold(watch, |mut watch| async move {
-            let changed = watch.changed().await;
-            Some((changed, watch))
-        }))
-    }
-
-    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        match id.parse::<ClaimId>() {
-            Ok(id) => release::evict(self, name, id, eviction).await,
-            Err(_) => Ok(false),
-        }
-    }
-
-    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
-        release::resize(self, name, capacity).await
     }
 
     #[cfg(feature = "file-queue")]
@@ -241,13 +181,6 @@ impl Engine for FileEngine {
     #[cfg(not(feature = "file-queue"))]
     fn queues(&self) -> Option<SharedQueueStore> {
         None
-    }
-
-    async fn check(&self) -> Result<Checkup> {
-        Ok(Checkup {
-            findings: inspect::check(&self.store),
-            ..Checkup::default()
-        })
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {

@@ -14,7 +14,7 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 
-pub(super) async fn leave(engine: &FileEngine, ticket: Ticket) -> Result<Left> {
+pub(super) async fn leave(engine: &FileEngine, ticket: &Ticket) -> Result<Left> {
     let (store, claim) = (&engine.store, ticket.claim);
     let mut tx = tx::begin(engine, "leave", &ticket.name, IsEmpty, engine.timeout).await?;
     let now = tx.now;
@@ -24,11 +24,7 @@ pub(super) async fn leave(engine: &FileEngine, ticket: Ticket) -> Result<Left> {
     let _ = tx.settle(Suspects::Nobody);
     tx.commit(Some(claim))?;
     if !known || ticket.in_doubt {
-        let mut left = store.left.lock();
-        if left.len() == left.capacity() {
-            left.retain(|_, until| *until > now);
-        }
-        left.insert(claim, now + engine.remembered);
+        store.left.lock().add(claim, now, engine.remembered);
     }
     let expires = left
         .as_ref()
@@ -37,13 +33,13 @@ pub(super) async fn leave(engine: &FileEngine, ticket: Ticket) -> Result<Left> {
         store.leases.forget(claim);
     }
     let lasted = expires.is_some_and(|expires| expires > now);
-    Ok(if lasted { Left::Done } else { Left::Absent })
+    Ok(Left::of(lasted))
 }
 
 pub(super) async fn amend(
     engine: &FileEngine,
-    ticket: Ticket,
-    amendment: Amendment,
+    ticket: &Ticket,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let claim = ticket.claim;
     let mut tx = tx::begin(engine, "amend", &ticket.name, IsEmpty, engine.timeout).await?;
@@ -54,18 +50,18 @@ pub(super) async fn amend(
                 0 => tx.state.line.seat(claim).map_or(0, |seat| seat.sequence),
                 known => known,
             };
-            let mut amended = tx.state.line.reweigh(claim, sequence, ask);
+            let mut amended = tx.state.line.reweigh(claim, sequence, *ask);
             if amended == Amended::Busy {
                 // Perhaps only claims of dead processes hold beside it.
                 tx.settle(Suspects::Everyone)?;
-                amended = tx.state.line.reweigh(claim, sequence, ask);
+                amended = tx.state.line.reweigh(claim, sequence, *ask);
             }
             tx.settle(Suspects::Nobody)?;
             amended
         }
         Amendment::Value(value) => match tx.state.line.incarnation_mut(claim, ticket.sequence) {
             Some(seat) => {
-                seat.extra.set_value(&value);
+                seat.extra.set_value(value);
                 tx.touched = true;
                 Amended::Done
             }
@@ -77,11 +73,14 @@ pub(super) async fn amend(
 
 pub(super) async fn evict(
     engine: &FileEngine,
-    name: Name,
-    id: ClaimId,
+    name: &Name,
+    id: &str,
     eviction: Eviction,
 ) -> Result<bool> {
-    let mut tx = tx::begin(engine, "evict", &name, IsEmpty, engine.timeout).await?;
+    let Ok(id) = id.parse::<ClaimId>() else {
+        return Ok(false);
+    };
+    let mut tx = tx::begin(engine, "evict", name, IsEmpty, engine.timeout).await?;
     tx.settle(Suspects::Everyone)?;
     let Some(seat) = tx.state.line.seat_mut(id) else {
         return tx.commit(None).map(|()| false);
@@ -108,8 +107,8 @@ pub(super) async fn evict(
     tx.commit(None).map(|()| true)
 }
 
-pub(super) async fn resize(engine: &FileEngine, name: Name, capacity: u32) -> Result<bool> {
-    let mut tx = tx::begin(engine, "resize", &name, IsEmpty, engine.timeout).await?;
+pub(super) async fn resize(engine: &FileEngine, name: &Name, capacity: u32) -> Result<bool> {
+    let mut tx = tx::begin(engine, "resize", name, IsEmpty, engine.timeout).await?;
     tx.settle(Suspects::Everyone)?;
     let resized = tx.state.line.resize(capacity)?;
     tx.settle(Suspects::Nobody)?;

@@ -24,11 +24,7 @@ use crate::core::ticket::{Lease, LeaseStart, Ticket};
 /// Slots at most this far apart are written together with those between them.
 const GAP: u32 = 64;
 
-pub(super) async fn renew(
-    engine: &FileEngine,
-    leases: Vec<Lease>,
-    within: Duration,
-) -> Vec<Renewal> {
+pub(super) async fn renew(engine: &FileEngine, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     let store = &*engine.store;
     let all = |renewal: Renewal| vec![renewal; leases.len()];
     if getpid() != store.pid {
@@ -49,7 +45,7 @@ pub(super) async fn renew(
         leases.iter().map(|lease| refuse(store, lease)).collect();
     let deadline = BootTime::now() + within;
     let done = loop {
-        if let Some(done) = try_renew(store, &leases, &mut renewals) {
+        if let Some(done) = try_renew(store, leases, &mut renewals) {
             break done;
         }
         if deadline.has_passed() {

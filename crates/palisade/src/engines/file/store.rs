@@ -16,9 +16,8 @@ use super::line_file::{LineFile, Lock, OpenFiles, UNFINISHED};
 use super::liveness::Liveness;
 use super::notify::Watcher;
 use super::tx::{Suspects, Tx};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
 use crate::core::error::Result;
+use crate::engines::kit::tombstones::Tombstones;
 
 /// The maximum number of lines to check when a store is opened, which takes some milliseconds.
 const SWEPT: usize = 200;
@@ -30,7 +29,7 @@ pub(super) struct Store {
     pub(super) watcher: Watcher,
     /// Claims that were left before they arrived, and until when each is remembered. Only this
     /// process can still have their enter in flight.
-    pub(super) left: Mutex<HashMap<ClaimId, BootTime>>,
+    pub(super) left: Mutex<Tombstones>,
     pub(super) files: OpenFiles,
     /// The number of messages that this process has claimed.
     pub(super) messages: AtomicI64,

@@ -9,7 +9,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags};
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::dir::Dir;
 use super::error::{busy, file_failed, unusable_dir};
-use crate::core::clock::BootTime;
+use crate::core::clock::{BootTime, unix_time};
 use crate::core::error::{Error, ErrorKind, Result};
 
 pub(super) const CEILING: &str = "ceiling";
@@ -62,8 +62,7 @@ pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
 
 /// The base of a boot: the clock starts above the ceiling, and not before the time of day.
 pub(super) fn base(ceiling: u64) -> u64 {
-    let today = SystemTime::now().duration_since(UNIX_EPOCH);
-    let micros = today.map_or(0, |since| since.as_micros() as u64);
+    let micros = unix_time().as_micros() as u64;
     let since_boot = BootTime::now().as_nanos() / 1000;
     micros.max(ceiling + 1).saturating_sub(since_boot)
 }

@@ -149,6 +149,31 @@ pub(super) async fn begin<'a>(
     }
 }
 
+/// A settled line that is only looked at: under its lock with what settling it changed, or without
+/// the lock and unchanged. Nothing else of it can be changed, since nobody may have the lock.
+pub(super) struct Looked<'a>(Tx<'a>);
+
+impl<'a> Looked<'a> {
+    /// A change that has the lock, and goes no further than this.
+    pub(super) fn at(tx: Tx<'a>) -> Self {
+        Self(tx)
+    }
+
+    pub(super) fn state(&self) -> &State {
+        &self.0.state
+    }
+
+    /// When it was read.
+    pub(super) fn now(&self) -> BootTime {
+        self.0.now
+    }
+
+    /// As [`Tx::commit`].
+    pub(super) fn done(self, me: Option<ClaimId>) -> Result<()> {
+        self.0.commit(me)
+    }
+}
+
 /// A settled line for a caller that only reads: without the lock if there is nothing to change.
 ///
 /// # Errors
@@ -158,7 +183,7 @@ pub(super) async fn look<'a>(
     operation: &'static str,
     name: &Name,
     suspects: Suspects,
-) -> Result<Tx<'a>> {
+) -> Result<Looked<'a>> {
     let store = &*engine.store;
     refuse_fork(store, operation)?;
     let line = (&*engine.namespace, name.as_str());
@@ -167,12 +192,13 @@ pub(super) async fn look<'a>(
         .files
         .get(operation, home, &file_name, line, Missing::IsEmpty)?;
     let peeked = known.and_then(|file| peek(store, operation, file, suspects));
-    if let Some(tx) = peeked.filter(|tx| (&*tx.state.namespace, &*tx.state.name) == line) {
-        return Ok(tx);
+    let is_it = |looked: &Looked<'_>| (&*looked.state().namespace, &*looked.state().name) == line;
+    if let Some(looked) = peeked.filter(is_it) {
+        return Ok(looked);
     }
     let mut tx = begin(engine, operation, name, Missing::IsEmpty, engine.timeout).await?;
     tx.settle(suspects)?;
-    Ok(tx)
+    Ok(Looked(tx))
 }
 
 /// A settled line, read without its lock; `None` if something must be changed, or a change is in
@@ -182,14 +208,14 @@ pub(super) fn peek<'a>(
     operation: &'static str,
     file: Arc<LineFile>,
     suspects: Suspects,
-) -> Option<Tx<'a>> {
+) -> Option<Looked<'a>> {
     let state = file.peek(operation)?;
     let mut tx = Tx::new(store, operation, Some(file), state);
-    (tx.settle(suspects).is_ok() && !tx.has_changes()).then_some(tx)
+    (tx.settle(suspects).is_ok() && !tx.has_changes()).then_some(Looked(tx))
 }
 
 impl<'a> Tx<'a> {
-    /// The caller holds the file's lock.
+    /// The caller has the lock of the file, or only looks ([`Looked`]).
     pub(super) fn new(
         store: &'a Store,
         operation: &'static str,

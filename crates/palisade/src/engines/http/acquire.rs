@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use super::Gateway;
 use super::api::{Enter, Standing, words};
 use super::client::{Call, Reply};
-use super::error::{parse, unreachable};
+use super::error::parse;
 use super::sessions::{Member, Session, own_id};
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, Outcome, Result};
+use crate::core::error::{Error, Outcome, Result, unreachable};
 use crate::core::ticket::{LeaseStart, Ticket};
 
 /// How many sessions an enter tries when a session has ended or its gateway fails. After that the

@@ -12,18 +12,16 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{AUTHORIZATION, HeaderName};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
 use super::api::{Described, Opened};
-use super::error::{Problem, WHO, broken, not_applied, parse, unreachable};
+use super::error::{Problem, WHO, broken, parse};
 use super::sessions::Session;
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{
-    Asked, Link, PerRuntime, SecretFile, Tls, http_client, refuses_ours, timed,
-};
+use crate::core::error::{Error, Result, config_error, no_connection, unreachable};
+use crate::engines::kit::{Asked, Link, PerRuntime, SecretFile, Tls, http_client_with, timed};
 
 /// The header with a session's secret.
 const SESSION: HeaderName = HeaderName::from_static("palisade-session");
@@ -84,32 +82,15 @@ struct Connection {
 impl Access {
     /// An HTTP client for this runtime, with the token and certificates as their files are now.
     fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
-        let config = |message| Error::new(ErrorKind::Config, "connect", message);
-        let mut headers = HeaderMap::new();
-        if let Some(token) = token {
-            let value = HeaderValue::from_str(&format!("Bearer {token}"));
-            let unfit = "the token contains characters that are not allowed in a header";
-            let mut value = value.map_err(|_| config(unfit))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        let tls = match &self.tls {
-            None => None,
-            Some(tls) => {
-                let mut tls = tls.fresh()?.client_config()?;
-                self.asked.watch(&mut tls);
-                Some(tls)
-            }
-        };
-        let mut builder = http_client(tls)?
-            .default_headers(headers)
+        let token = token.map(|token| (AUTHORIZATION, format!("Bearer {token}")));
+        let mut builder = http_client_with(self.tls.as_ref(), &self.asked, "token", token)?
             .connect_timeout(self.connect_timeout)
             .pool_idle_timeout(IDLE);
         if let Some(socket) = &self.socket {
             builder = builder.unix_socket(socket.as_path());
         }
         let http = builder.build();
-        http.map_err(|error| config("an HTTP client can't be set up").because(error))
+        http.map_err(|error| config_error("an HTTP client can't be set up").because(error))
     }
 
     /// The name of a gateway in messages.
@@ -129,7 +110,7 @@ impl Access {
         let mut asked: FuturesUnordered<_> = bases
             .map(|base| self.ask(http.clone(), Arc::clone(base), token.clone()))
             .collect();
-        let mut last = Err(unreachable("connect", "no gateway was named"));
+        let mut last = Err(no_connection("no gateway was named"));
         while let Some(answer) = asked.next().await {
             match answer {
                 Ok(connection) if !connection.described.draining => return Ok(connection),
@@ -151,12 +132,7 @@ impl Access {
         let limit = self.connect_timeout - self.connect_timeout / 20;
         let failed = |error: reqwest::Error| {
             let error = broken("connect", &self.shown(&base), &error);
-            match error.kind() {
-                ErrorKind::Unreachable if self.asked.in_vain() => {
-                    Error::new(ErrorKind::Config, "connect", refuses_ours(WHO))
-                }
-                _ => not_applied(error),
-            }
+            self.asked.judge(WHO, error)
         };
         let request = http.get(format!("{base}/v1/engine?check=false"));
         let answer = async {
@@ -168,16 +144,13 @@ impl Access {
         let (status, body) = answered
             .map_err(|_| {
                 let (shown, limit) = (self.shown(&base), self.connect_timeout);
-                unreachable(
-                    "connect",
-                    format!("no answer from {shown} within {limit:?}"),
-                )
+                no_connection(format!("no answer from {shown} within {limit:?}"))
             })?
             .map_err(failed)?;
         if !status.is_success() {
-            return Err(not_applied(Problem::read(status, &body).error("connect")));
+            return Err(Problem::read(status, &body).error("connect").not_applied());
         }
-        let described = parse("connect", &body).map_err(not_applied)?;
+        let described = parse("connect", &body).map_err(Error::not_applied)?;
         Ok(Connection {
             http,
             base,
@@ -295,12 +268,7 @@ impl Client {
                 return Err(broken(operation, &place, &error));
             }
             Err(late) => {
-                // A renewal can't afford a second timeout, and a leave is retried.
-                if matches!(operation, "renew" | "leave") {
-                    self.connections.broken(link).await;
-                } else {
-                    self.connections.late(link).await;
-                }
+                self.connections.unanswered(operation, link).await;
                 return Err(late);
             }
         };
@@ -322,7 +290,7 @@ impl Client {
 
     async fn link(&self, operation: &'static str, within: Duration) -> Result<Link<Connection>> {
         let connected = timed(operation, within, self.connections.get()).await;
-        connected.map_err(not_applied)?
+        connected.map_err(Error::not_applied)?
     }
 
     fn request(&self, link: &Link<Connection>, call: &Call<'_>) -> reqwest::RequestBuilder {
@@ -354,7 +322,7 @@ impl Client {
         {
             self.connections.broken(link).await;
             let message = "the token was replaced; the new one is used from now on";
-            return Err(unreachable("connect", message));
+            return Err(no_connection(message));
         }
         Ok(problem)
     }
@@ -369,7 +337,7 @@ impl Client {
             body: None,
             within: self.timeout,
         };
-        let reply = self.send(call).await.map_err(not_applied)?;
+        let reply = self.send(call).await.map_err(Error::not_applied)?;
         reply.done(operation)
     }
 
@@ -392,9 +360,9 @@ impl Client {
             within: self.timeout,
         };
         let reply = self.send_by(&link, call, sent + self.timeout).await;
-        let reply = reply.map_err(not_applied)?;
-        let body = reply.done("session").map_err(not_applied)?;
-        let opened: Opened = parse("session", &body).map_err(not_applied)?;
+        let reply = reply.map_err(Error::not_applied)?;
+        let body = reply.done("session").map_err(Error::not_applied)?;
+        let opened: Opened = parse("session", &body).map_err(Error::not_applied)?;
         let base = &link.connection.base;
         let base = self.access.follow(base, opened.url.as_deref());
         let ttl = Duration::from_millis(opened.ttl_ms).min(ttl);
@@ -426,14 +394,14 @@ impl Client {
         };
         let link = self.link("watch", self.timeout).await?;
         let response = timed("watch", self.timeout, self.request(&link, &call).send()).await;
-        let response = response.map_err(not_applied)?.map_err(|error| {
+        let response = response.map_err(Error::not_applied)?.map_err(|error| {
             let place = self.access.shown(place(&link, session));
-            not_applied(broken("watch", &place, &error))
+            broken("watch", &place, &error).not_applied()
         })?;
         let status = response.status();
         if !status.is_success() {
             let body = timed("watch", self.timeout, response.bytes()).await;
-            let body = body.map_err(not_applied)?.unwrap_or_default();
+            let body = body.map_err(Error::not_applied)?.unwrap_or_default();
             let problem = Problem::read(status, &body);
             if let Some(session) = session.filter(|_| problem.code == "no_session") {
                 session.is_unknown();

@@ -4,14 +4,13 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::client::{Access, Client, Token};
 use super::keys::Names;
 use super::{Gateway, HttpEngine};
-use crate::core::capability::{Capability, Guarantee, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Tokens};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::token::Era;
 use crate::core::url::{Settings, Url};
@@ -31,11 +30,6 @@ const CAPABILITY: Capability = Capability {
     tokens: Tokens::Floored,
     early_loss: false,
     detached: false,
-    ttl: TtlRange {
-        min: Duration::from_millis(100),
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
-    },
     ..Capability::FULL
 };
 
@@ -57,6 +51,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// A palisade gateway, as [`connect`](crate::connect()) takes it.
     Http
+    /// Gateways in front of one engine: `name`, `name:port` or `[address]:port` each.
+    hosts of "http"
     texts {
         /// A file with the token in it, which is read at each connect.
         token_file
@@ -65,12 +61,6 @@ typed_config! {
 }
 
 impl Http {
-    /// Gateways in front of one engine: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let hosts = hosts.into_iter().map(Into::into).collect();
-        Self(Url::new("http", hosts))
-    }
-
     /// The gateway that listens at this socket; an empty path is this user's own.
     pub fn unix(path: impl Into<String>) -> Self {
         let mut url = Url::new("http+unix", Vec::new());
@@ -97,10 +87,6 @@ pub fn own_folder() -> PathBuf {
     }
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 /// The socket of a URL. One that is found by itself must be in a folder that is this user's alone:
 /// in a folder for all, anybody could have put one there.
 fn socket(path: &str) -> Result<PathBuf> {
@@ -109,7 +95,7 @@ fn socket(path: &str) -> Result<PathBuf> {
     }
     let folder = own_folder();
     if is_others(&folder) {
-        return Err(config(
+        return Err(config_error(
             "the folder where this user's gateway would be is open to others; name the socket, as \
              in http+unix:/run/palisade/gateway.sock",
         ));
@@ -136,19 +122,19 @@ struct Options {
 impl Options {
     fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
         if url.user.is_some() || url.password.is_some() {
-            return Err(config(
+            return Err(config_error(
                 "a gateway takes no login in its URL; pass the token with token_file= or \
                  PALISADE_GATEWAY_TOKEN",
             ));
         }
         if settings.era != Era::default() {
-            return Err(config("a gateway has its own era; omit era="));
+            return Err(config_error("a gateway has its own era; omit era="));
         }
         let encrypted = url.scheme == "https";
         let tls = Tls::take(url, encrypted)?;
         let (bases, hosts, socket, shown) = if url.scheme == "http+unix" {
             if !url.hosts.is_empty() {
-                return Err(config(
+                return Err(config_error(
                     "http+unix: takes the path of a socket, as in http+unix:/run/palisade/gateway.sock",
                 ));
             }
@@ -162,7 +148,7 @@ impl Options {
             )
         } else {
             if !matches!(url.path.as_str(), "" | "/") {
-                return Err(config("the URL of a gateway has no path"));
+                return Err(config_error("the URL of a gateway has no path"));
             }
             let hosts = Host::all(url, if encrypted { 443 } else { PORT })?;
             let scheme = &url.scheme;
@@ -204,7 +190,7 @@ fn token(url: &mut Url) -> Result<Token> {
     let given = url.take_given::<GivenToken>();
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let token = match (given, SecretFile::take(url, "token_file")) {
-        (Some(_), Some(_)) => return Err(config("the token is given twice; give it once")),
+        (Some(_), Some(_)) => return Err(config_error("the token is given twice; give it once")),
         (Some(GivenToken(token)), None) => Token::Given(token),
         (None, Some(file)) => Token::File(file),
         (None, None) => variable("PALISADE_GATEWAY_TOKEN").map_or(Token::None, Token::Given),
@@ -237,6 +223,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::core::error::ErrorKind;
 
     fn options(text: &str) -> Result<Options> {
         let mut url = Url::parse(text)?;

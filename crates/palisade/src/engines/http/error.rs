@@ -9,8 +9,8 @@ use std::io;
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{about_tls, cause};
+use crate::core::error::{Error, ErrorKind, Result, unreachable};
+use crate::engines::kit::{about_tls, broken_http, cause};
 
 /// How we call the other side.
 pub(super) const WHO: &str = "the gateway";
@@ -126,35 +126,21 @@ pub(super) fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &
     })
 }
 
-pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unreachable, operation, message)
-}
-
-/// A question changes nothing, whatever became of its answer.
-pub(super) fn not_applied(error: Error) -> Error {
-    Error::new(error.kind(), error.operation(), error.message())
-}
-
 /// What a connection to `place` that failed means.
 pub(super) fn broken(operation: &'static str, place: &str, error: &reqwest::Error) -> Error {
-    if let Some(tls) = cause::<rustls::Error>(error) {
-        return Error::new(ErrorKind::Config, operation, about_tls(WHO, "http", tls));
-    }
-    let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
-        io::ErrorKind::ConnectionRefused => ": the connection is refused",
-        io::ErrorKind::NotFound => ": there is no such socket",
-        io::ErrorKind::PermissionDenied => ": the socket is another user's",
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            ": there is no way to this host"
-        }
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
-        _ if error.is_connect() && io.raw_os_error().is_none() => ": the host's name is not known",
-        _ => "",
+    let socket = cause::<io::Error>(error).and_then(|io| match io.kind() {
+        io::ErrorKind::NotFound => Some("there is no such socket"),
+        io::ErrorKind::PermissionDenied => Some("the socket is another user's"),
+        _ => None,
     });
-    if error.is_connect() {
-        return unreachable(operation, format!("no gateway answers at {place}{why}"));
+    match socket {
+        Some(why) if error.is_connect() => {
+            unreachable(operation, format!("no gateway answers at {place}: {why}"))
+        }
+        _ => broken_http(operation, ("no gateway", place), error, |tls| {
+            about_tls(WHO, "http", tls)
+        }),
     }
-    unreachable(operation, format!("the connection to {place} broke{why}")).maybe_applied()
 }
 
 #[cfg(test)]

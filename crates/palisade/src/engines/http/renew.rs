@@ -11,12 +11,12 @@ use serde_json::json;
 use super::Gateway;
 use super::api::{Kept, Standing};
 use super::client::{Call, Reply};
-use super::error::{parse, unreachable};
+use super::error::parse;
 use super::sessions::{Member, Session, own_id};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, Result, unreachable};
 use crate::core::ticket::{Lease, LeaseStart};
 
 /// The most claims in one keep-alive: some 40 KiB, where a gateway accepts 1 MiB.

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error, no_connection};
 use crate::core::url::Url;
 
 /// A server's name or address, and its port.
@@ -22,7 +23,7 @@ impl Host {
     pub(crate) fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
         if url.hosts.is_empty() {
             let message = format!("{0}: needs a host, as in {0}://localhost", url.scheme);
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         url.hosts
             .iter()
@@ -33,7 +34,7 @@ impl Host {
     fn parse(text: &str, default: u16) -> Result<Self> {
         let bad = || {
             let message = "a host is written name, name:port or [address]:port";
-            Error::new(ErrorKind::Config, "connect", message)
+            config_error(message)
         };
         let (name, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -44,7 +45,7 @@ impl Host {
                 // With several colons it is ambiguous which one precedes the port.
                 Some((_, port)) if port.contains(':') => {
                     let message = "an IPv6 address is written in brackets, as in [::1]:6379";
-                    return Err(Error::new(ErrorKind::Config, "connect", message));
+                    return Err(config_error(message));
                 }
                 Some((name, port)) => (name, Some(port)),
                 None => (text, None),
@@ -73,6 +74,24 @@ impl Host {
     }
 }
 
+/// Connects to the first of `hosts` that answers, and gives up a little earlier than `limit`: who
+/// waits that long does not know for whom.
+///
+/// # Errors
+/// Those of `connecting`; [`ErrorKind::Unreachable`] when none answers.
+pub(crate) async fn first_to_answer<T>(
+    hosts: &[Host],
+    limit: Duration,
+    connecting: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let connected = tokio::time::timeout(limit - limit / 20, connecting).await;
+    connected.unwrap_or_else(|_| {
+        let hosts: Vec<String> = hosts.iter().map(Host::to_string).collect();
+        let message = format!("no answer from {} within {limit:?}", hosts.join(", "));
+        Err(no_connection(message))
+    })
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.name.contains(':') {
@@ -86,6 +105,7 @@ impl fmt::Display for Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     #[test]
     fn hosts_are_read_and_shown() {

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use reqwest::ClientBuilder;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::Tls;
-use crate::core::error::{Error, ErrorKind, Result};
+use super::{Asked, Tls, cause, why};
+use crate::core::error::{Error, ErrorKind, Result, config_error, unreachable};
 
 /// A client builder with this TLS configuration; without one, for unencrypted connections.
 ///
@@ -22,9 +23,7 @@ pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
             let provider = Arc::new(rustls::crypto::ring::default_provider());
             ClientConfig::builder_with_provider(provider)
                 .with_safe_default_protocol_versions()
-                .map_err(|error| {
-                    Error::new(ErrorKind::Config, "connect", "TLS can't be set up").because(error)
-                })?
+                .map_err(|error| config_error("TLS can't be set up").because(error))?
                 .with_root_certificates(RootCertStore::empty())
                 .with_no_client_auth()
         }
@@ -36,6 +35,47 @@ pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
         .retry(reqwest::retry::never())
         .tcp_nodelay(true)
         .tls_backend_preconfigured(tls))
+}
+
+/// A client to be built whose requests carry a secret, with certificates as their files have them
+/// now. `what` is what people call the secret.
+///
+/// # Errors
+/// [`ErrorKind::Config`] when TLS can't be set up, or the secret can't be in a header.
+pub(crate) fn http_client_with(
+    tls: Option<&Tls>,
+    asked: &Asked,
+    what: &str,
+    secret: Option<(HeaderName, String)>,
+) -> Result<ClientBuilder> {
+    let mut headers = HeaderMap::new();
+    if let Some((name, secret)) = secret {
+        let unfit = |_| config_error(format!("the {what} holds characters that no header can"));
+        let mut value = HeaderValue::try_from(secret).map_err(unfit)?;
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+    let tls = tls.map(|tls| asked.config(tls)).transpose()?;
+    Ok(http_client(tls)?.default_headers(headers))
+}
+
+/// What a connection to `place` that failed means, where `nobody` answers. `about_tls` says what is
+/// wrong with TLS.
+pub(crate) fn broken_http(
+    operation: &'static str,
+    (nobody, place): (&str, &str),
+    error: &reqwest::Error,
+    about_tls: impl FnOnce(&rustls::Error) -> String,
+) -> Error {
+    if let Some(tls) = cause::<rustls::Error>(error) {
+        return Error::new(ErrorKind::Config, operation, about_tls(tls));
+    }
+    let connecting = error.is_connect();
+    let why = why(error, connecting);
+    if connecting {
+        return unreachable(operation, format!("{nobody} answers at {place}{why}"));
+    }
+    unreachable(operation, format!("the connection to {place} broke{why}")).maybe_applied()
 }
 
 /// A client builder for servers that are no engines. If `encrypted`, it uses the given

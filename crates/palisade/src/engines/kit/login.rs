@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{ErrorKind, Result, config_error};
 use crate::core::url::Url;
 
 /// A user and a password, each optional.
@@ -25,7 +25,7 @@ impl Login {
     pub(crate) fn take(url: &mut Url) -> Result<Self> {
         let twice = |what| {
             let message = format!("the URL gives the {what} twice; give it once");
-            Error::new(ErrorKind::Config, "connect", message)
+            config_error(message)
         };
         let user = match (url.user.take(), url.take("user")) {
             (Some(_), Some(_)) => return Err(twice("user")),
@@ -103,12 +103,12 @@ impl SecretFile {
         let option = self.option;
         let secret = std::fs::read_to_string(&self.path).map_err(|error| {
             let message = format!("the file that option {option} names can't be read");
-            Error::new(ErrorKind::Config, "connect", message).because(error)
+            config_error(message).because(error)
         })?;
         let secret = secret.trim_end_matches(['\r', '\n']);
         if secret.is_empty() {
             let message = format!("the file that option {option} names is empty");
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         Ok(secret.to_owned())
     }

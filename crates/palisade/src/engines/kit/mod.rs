@@ -3,6 +3,7 @@
 // Each engine uses some of this, and a build may have only one engine.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod absent;
 pub(crate) mod alarms;
 pub(crate) mod cas;
 #[cfg(feature = "remote")]
@@ -12,12 +13,16 @@ pub(crate) mod finish;
 mod host;
 #[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
 mod http;
+pub(crate) mod leave;
 #[cfg(feature = "remote")]
 mod login;
 #[cfg(feature = "remote")]
 mod per_runtime;
+pub(crate) mod poll_watch;
 pub(crate) mod push;
 mod queue_leases;
+#[cfg(any(feature = "file", feature = "remote"))]
+mod rooms;
 pub(crate) mod shared_sessions;
 pub(crate) mod single_flight;
 #[cfg(feature = "remote")]
@@ -27,24 +32,30 @@ mod tls_error;
 pub(crate) mod tombstones;
 #[cfg(any(feature = "file", feature = "remote"))]
 mod typed;
+pub(crate) mod uuid;
+#[cfg(feature = "remote")]
+mod why;
 
 #[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use typed::typed_config;
 
 pub(crate) use self::queue_leases::renew_by_queue;
+#[cfg(any(feature = "file", feature = "remote"))]
+pub(crate) use self::rooms::rooms;
 
-#[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
-pub(crate) use self::http::http_client;
 #[cfg(feature = "http")]
 pub use self::http::plain_http_client;
+#[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
+pub(crate) use self::http::{broken_http, http_client, http_client_with};
 #[cfg(feature = "remote")]
 pub(crate) use self::{
     findings::{clock_off, plain_text},
-    host::Host,
+    host::{Host, first_to_answer},
     login::{Login, SecretFile},
     per_runtime::{Link, PerRuntime, timed},
     tls::Tls,
-    tls_error::{Asked, about_tls, cause, refuses_ours},
+    tls_error::{Asked, about_tls, refuses_ours},
+    why::{cause, why},
 };
 
 /// The options of every engine behind a network, in addition to the common ones.

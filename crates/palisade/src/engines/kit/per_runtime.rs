@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, no_connection};
 
 /// The pause after the first failed attempt, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -202,7 +202,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
             let connected = tokio::time::timeout(limit, connecting).await;
             let connected = connected.unwrap_or_else(|_| {
                 let message = format!("no connection to {server} within {limit:?}");
-                Err(Error::new(ErrorKind::Unreachable, "connect", message))
+                Err(no_connection(message))
             });
             let linked = connected.map(|connection| Link {
                 connection,
@@ -227,7 +227,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         });
         let ended = |_| {
             let message = "the attempt to connect was given up";
-            Err(Error::new(ErrorKind::Unreachable, "connect", message))
+            Err(no_connection(message))
         };
         told.map(move |told| told.unwrap_or_else(ended))
             .boxed()
@@ -237,6 +237,16 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     /// Gives `link` up, unless it was replaced already: the next call reconnects without a pause.
     pub(crate) async fn broken(&self, link: &Link<C>) {
         self.judge(link, |_| true);
+    }
+
+    /// As [`PerRuntime::late`]; but a renewal can't wait for a second one to be late, and a leave
+    /// is sent again.
+    pub(crate) async fn unanswered(&self, operation: &'static str, link: &Link<C>) {
+        if matches!(operation, "renew" | "leave") {
+            self.broken(link).await;
+        } else {
+            self.late(link).await;
+        }
     }
 
     /// Records that an answer on `link` was late.

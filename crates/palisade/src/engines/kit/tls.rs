@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{ErrorKind, Result, config_error};
 use crate::core::url::Url;
 
 /// The contents of the PEM files that a URL names.
@@ -30,10 +30,6 @@ struct Files {
     key: Option<String>,
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Tls {
     /// Takes the options out; `None` if the scheme has no TLS.
     ///
@@ -48,7 +44,7 @@ impl Tls {
         let given = url.take_given::<ClientConfig>();
         if !encrypted {
             if files.any() {
-                return Err(config(format!(
+                return Err(config_error(format!(
                     "{}: is not encrypted, so tls_ca, tls_cert and tls_key can't be used; use the scheme for TLS",
                     url.scheme
                 )));
@@ -56,7 +52,7 @@ impl Tls {
             return Ok(None);
         }
         if given.is_some() && files.any() {
-            return Err(config(
+            return Err(config_error(
                 "tls_config has its own certificates; omit tls_ca, tls_cert and tls_key",
             ));
         }
@@ -97,18 +93,18 @@ impl Tls {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| config("TLS can't be set up").because(error))?
+            .map_err(|error| config_error("TLS can't be set up").because(error))?
             .with_root_certificates(self.roots()?);
         let Some((cert, key)) = &self.identity else {
             return Ok(builder.with_no_client_auth());
         };
         let chain = certificates(cert, "tls_cert")?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-            config("the file that option tls_key names contains no private key in PEM")
+            config_error("the file that option tls_key names contains no private key in PEM")
         })?;
         builder
             .with_client_auth_cert(chain, key)
-            .map_err(|error| config("tls_cert and tls_key don't match").because(error))
+            .map_err(|error| config_error("tls_cert and tls_key don't match").because(error))
     }
 
     fn roots(&self) -> Result<RootCertStore> {
@@ -117,8 +113,10 @@ impl Tls {
             Some(pem) => {
                 for certificate in certificates(pem, "tls_ca")? {
                     roots.add(certificate).map_err(|error| {
-                        config("the file that option tls_ca names contains an unusable certificate")
-                            .because(error)
+                        config_error(
+                            "the file that option tls_ca names holds an unusable certificate",
+                        )
+                        .because(error)
                     })?;
                 }
             }
@@ -126,7 +124,7 @@ impl Tls {
                 let system = rustls_native_certs::load_native_certs();
                 roots.add_parsable_certificates(system.certs);
                 if roots.is_empty() {
-                    return Err(config(
+                    return Err(config_error(
                         "this system has no certificate authorities; name yours with tls_ca",
                     ));
                 }
@@ -146,7 +144,7 @@ impl Files {
             let read = |path| {
                 std::fs::read(path).map_err(|error| {
                     let message = format!("the file that option {option} names can't be read");
-                    config(message).because(error)
+                    config_error(message).because(error)
                 })
             };
             path.as_ref().map(read).transpose()
@@ -155,7 +153,7 @@ impl Files {
         let identity = match (cert, file("tls_key", &self.key)?) {
             (Some(cert), Some(key)) => Some((cert, key)),
             (None, None) => None,
-            _ => return Err(config("tls_cert and tls_key must be given together")),
+            _ => return Err(config_error("tls_cert and tls_key must be given together")),
         };
         Ok(Tls {
             ca: file("tls_ca", &self.ca)?,
@@ -170,7 +168,7 @@ fn certificates(pem: &[u8], option: &str) -> Result<Vec<CertificateDer<'static>>
     let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match read {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        _ => Err(config(format!(
+        _ => Err(config_error(format!(
             "the file that option {option} names contains no certificate in PEM"
         ))),
     }

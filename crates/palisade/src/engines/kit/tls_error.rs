@@ -1,14 +1,15 @@
 //! Explains why a TLS connection failed: whose certificate was refused, and which option to set.
 //! Only a person can fix that, so the engines report it as a configuration error.
 
-use std::error::Error as Cause;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, ClientConfig, SignatureScheme};
+
+use super::tls::Tls;
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 
 /// Whether a server asks for a client certificate that we don't have, and has never answered
 /// without one.
@@ -26,6 +27,17 @@ struct State {
 }
 
 impl Asked {
+    /// A configuration with certificates as their files have them now, whose connections are
+    /// listened to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when a file can't be used.
+    pub(crate) fn config(&self, tls: &Tls) -> Result<ClientConfig> {
+        let mut config = tls.fresh()?.client_config()?;
+        self.watch(&mut config);
+        Ok(config)
+    }
+
     /// Observes connections that are made with `config`.
     pub(crate) fn watch(&self, config: &mut ClientConfig) {
         if !config.client_auth_cert_resolver.has_certs() {
@@ -36,6 +48,14 @@ impl Asked {
     /// Records that a server answered, so it does not require a certificate.
     pub(crate) fn served(&self) {
         self.0.served.store(true, Ordering::Relaxed);
+    }
+
+    /// What a failure to connect to `who` means, which has changed nothing.
+    pub(crate) fn judge(&self, who: &str, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Unreachable if self.in_vain() => config_error(refuses_ours(who)),
+            _ => error.not_applied(),
+        }
     }
 
     pub(crate) fn in_vain(&self) -> bool {
@@ -96,22 +116,4 @@ pub(crate) fn refuses_ours(who: &str) -> String {
     format!(
         "{who} refuses our side of TLS; if it requires a client certificate, set tls_cert and tls_key"
     )
-}
-
-/// The first cause of this type. I/O errors and shared errors hide the error inside them.
-pub(crate) fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref::<T>() {
-            return Some(found);
-        }
-        next = if let Some(shared) = error.downcast_ref::<Arc<dyn Cause + Send + Sync>>() {
-            Some(&**shared)
-        } else if let Some(inside) = error.downcast_ref().and_then(io::Error::get_ref) {
-            Some(inside)
-        } else {
-            error.source()
-        };
-    }
-    None
 }

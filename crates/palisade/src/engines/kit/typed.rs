@@ -3,11 +3,12 @@
 //!
 //! [`Url`]: crate::core::url::Url
 
-/// Declares a typed configuration: its own setters, the common ones, and optionally those of a
-/// login and of TLS. `$encrypt` changes a URL so that its connections are encrypted.
+/// Declares a typed configuration: what it is made of where that is several hosts, its setters,
+/// those that all engines have, and where there are any those of a login and of TLS. `$encrypt` changes a URL so that its connections are encrypted.
 macro_rules! typed_config {
     (
         $(#[$about:meta])* $name:ident
+        $($(#[$hosts_doc:meta])* hosts of $scheme:literal)?
         $(texts { $($(#[$text_doc:meta])* $text:ident)* })?
         $(durations { $($(#[$duration_doc:meta])* $duration:ident)* })?
         $(numbers { $($(#[$number_doc:meta])* $number:ident: $kind:ty)* })?
@@ -20,6 +21,12 @@ macro_rules! typed_config {
         pub struct $name(crate::core::url::Url);
 
         impl $name {
+            $($(#[$hosts_doc])*
+            pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+                let hosts = hosts.into_iter().map(Into::into).collect();
+                Self(crate::core::url::Url::new($scheme, hosts))
+            })?
+
             $($($(#[$text_doc])*
             pub fn $text(mut self, $text: impl Into<String>) -> Self {
                 self.0.set(stringify!($text), $text.into());

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use super::Kubernetes;
 use super::client::Written;
-use super::error::{not_applied, unreachable};
 use super::lease::{Decision, Lease};
 use super::lines::{Line, Member, Snapshot, Stage, Waits};
 use super::notify;
@@ -19,7 +18,7 @@ use super::release;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result, unreachable};
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
 use crate::engines::kit::cas::Retry;
@@ -40,11 +39,11 @@ enum Tried {
     Left,
 }
 
-pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: Arc<Claim>) -> Result<Entered> {
+pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: &Arc<Claim>) -> Result<Entered> {
     let line = engine.lines.get(&engine.keys.lease(&claim.name)?);
     let members = &engine.members;
     let known = members.settled(claim.id, engine.client.timeout).await;
-    let Some(member) = members.join(&claim) else {
+    let Some(member) = members.join(claim) else {
         return Ok(Entered::Busy);
     };
     let mut tried = attempt(engine, &line, &member, BootTime::now()).await;
@@ -166,7 +165,7 @@ async fn attempt(
                     }
                     Ok(Written::Refused) => true,
                     // A superfluous free Lease blocks nobody.
-                    Err(error) => return Err(not_applied(error)),
+                    Err(error) => return Err(error.not_applied()),
                 }
             }
             Decision::Mine(entry) if entry.evicted => {
@@ -329,7 +328,7 @@ pub(super) async fn read(
 
 pub(super) async fn wait(
     engine: &Arc<Kubernetes>,
-    ticket: Ticket,
+    ticket: &Ticket,
     until: BootTime,
 ) -> Result<Place> {
     let line = engine.lines.get(&engine.keys.lease(&ticket.name)?);

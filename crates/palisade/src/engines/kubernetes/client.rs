@@ -16,11 +16,11 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::credentials::{Credential, Credentials};
-use super::error::{broken, not_applied, not_kubernetes, refused, unreachable};
+use super::error::{broken, not_kubernetes, refused};
 use super::kubeconfig::Target;
 use super::lease::{API, Lease, wall_clock};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, Result, config_error, no_connection, unreachable};
 use crate::engines::kit::{Host, Link, PerRuntime, http_client, timed};
 
 /// The page size of a list.
@@ -101,19 +101,19 @@ pub(super) enum Written {
 impl Target {
     /// An HTTP client for this runtime, with the certificates as their files are now.
     async fn connection(&self, credential: Arc<Credential>) -> Result<Connection> {
-        let config = |message: &str| Error::new(ErrorKind::Config, "connect", message);
         let unusable = "the certificates of the kubeconfig can't be used";
         let tls = match self.tls(credential.identity.clone())? {
             Some(tls) => {
                 let tls = tls.client_config();
-                Some(tls.map_err(|error| config(unusable).because(error))?)
+                Some(tls.map_err(|error| config_error(unusable).because(error))?)
             }
             None => None,
         };
         let mut builder = http_client(tls)?;
         let mut base = self.server.clone();
         if let Some(name) = &self.server_name {
-            let bad = || config("the kubeconfig's server and tls-server-name don't fit together");
+            let bad =
+                || config_error("the kubeconfig's server and tls-server-name don't fit together");
             let mut url = reqwest::Url::parse(&self.server).map_err(|_| bad())?;
             let host = url.host_str().ok_or_else(bad)?;
             let host = host.trim_matches(['[', ']']).to_owned();
@@ -126,7 +126,8 @@ impl Target {
         }
         let http = builder.build();
         Ok(Connection {
-            http: http.map_err(|error| config("an HTTP client can't be set up").because(error))?,
+            http: http
+                .map_err(|error| config_error("an HTTP client can't be set up").because(error))?,
             base: base.into(),
             credential,
         })
@@ -134,7 +135,7 @@ impl Target {
 }
 
 fn unknown_host() -> Error {
-    unreachable("connect", "the name of the API server's host is not known")
+    no_connection("the name of the API server's host is not known")
 }
 
 impl Client {
@@ -246,12 +247,7 @@ impl Client {
             let (credential, answer) = match timed(operation, until.remaining(), reply).await {
                 Ok(sent) => sent.map_err(|error: Error| error)?,
                 Err(late) => {
-                    // A renewal can't afford a second timeout, and a leave is retried.
-                    if matches!(operation, "renew" | "leave") {
-                        self.connections.broken(&link).await;
-                    } else {
-                        self.connections.late(&link).await;
-                    }
+                    self.connections.unanswered(operation, &link).await;
                     return Err(late);
                 }
             };
@@ -295,9 +291,9 @@ impl Client {
     async fn link(&self, operation: &'static str, until: BootTime) -> Result<Link<Connection>> {
         loop {
             let link = timed(operation, until.remaining(), self.connections.get());
-            let link = link.await.map_err(not_applied)??;
+            let link = link.await.map_err(Error::not_applied)??;
             let now = timed(operation, until.remaining(), self.credentials.get());
-            let now = now.await.map_err(not_applied)??;
+            let now = now.await.map_err(Error::not_applied)??;
             if now.identity == link.connection.credential.identity {
                 return Ok(link);
             }
@@ -335,7 +331,7 @@ impl Client {
     ) -> Result<Option<Lease>> {
         let path = format!("{}/{name}", self.leases);
         let reply = self.send(operation, Method::GET, &path, b"", within).await;
-        let reply = reply.map_err(not_applied)?;
+        let reply = reply.map_err(Error::not_applied)?;
         match reply.status {
             StatusCode::OK => parse(operation, &reply.body).map(Some),
             // Also if the namespace or the API is missing, which the write that follows finds out.
@@ -428,7 +424,7 @@ impl Client {
             let reply = self
                 .send(operation, Method::GET, &path, b"", self.timeout)
                 .await;
-            let reply = reply.map_err(not_applied)?;
+            let reply = reply.map_err(Error::not_applied)?;
             if reply.status != StatusCode::OK {
                 return Err(self.unexpected(operation, reply.status, &reply));
             }
@@ -452,20 +448,17 @@ impl Client {
         let link = self.link("watch", until).await?;
         let (_, request) = self.request(&link, &Method::GET, &path, b"").await?;
         let answer = timed("watch", until.remaining(), request.send()).await;
-        let response = match answer.map_err(not_applied)? {
+        let response = match answer.map_err(Error::not_applied)? {
             Ok(response) => response,
             Err(error) => {
                 self.connections.broken(&link).await;
-                return Err(not_applied(broken("watch", &self.server, &error)));
+                return Err(broken("watch", &self.server, &error).not_applied());
             }
         };
         self.clock.tell(response.headers());
         match response.status() {
             StatusCode::OK => Ok(response),
-            status => {
-                let refused = refused("watch", status, b"", &self.namespace);
-                Err(not_applied(refused))
-            }
+            status => Err(refused("watch", status, b"", &self.namespace).not_applied()),
         }
     }
 
@@ -493,7 +486,7 @@ impl Client {
         let reply = self
             .send("check", Method::POST, path, &body, self.timeout)
             .await;
-        let reply = reply.map_err(not_applied)?;
+        let reply = reply.map_err(Error::not_applied)?;
         if reply.status != StatusCode::CREATED {
             return Err(self.unexpected("check", reply.status, &reply));
         }
@@ -511,7 +504,7 @@ impl Client {
         let reply = self
             .send("check", Method::GET, "/version", b"", self.timeout)
             .await;
-        let version = serde_json::from_slice::<Version>(&reply.map_err(not_applied)?.body);
+        let version = serde_json::from_slice::<Version>(&reply.map_err(Error::not_applied)?.body);
         Ok(version.ok().map(|version| version.git_version))
     }
 }
@@ -528,12 +521,12 @@ async fn greet(server: &str, connection: &Connection, clock: &Clock) -> Result<S
         request = request.bearer_auth(token);
     }
     let response = request.send().await;
-    let response = response.map_err(|error| not_applied(broken("connect", server, &error)))?;
+    let response = response.map_err(|error| broken("connect", server, &error).not_applied())?;
     clock.tell(response.headers());
     match response.status() {
         status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
             let message = format!("the API server answers with status {}", status.as_u16());
-            Err(unreachable("connect", message))
+            Err(no_connection(message))
         }
         StatusCode::NOT_FOUND => Err(not_kubernetes("connect")),
         status => Ok(status),

@@ -11,7 +11,7 @@ use super::kubeconfig::Target;
 use super::{Kubernetes, KubernetesEngine};
 use crate::core::capability::{Capability, Guarantee, Permits, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::typed_config;
@@ -27,9 +27,9 @@ const CAPABILITY: Capability = Capability {
     waiters_visible: false,
     ttl: TtlRange {
         min: Duration::from_secs(1),
-        max: Duration::from_secs(24 * 60 * 60),
         // A Lease counts whole seconds.
         step: Duration::from_secs(1),
+        ..Capability::FULL.ttl
     },
     ..Capability::FULL
 };
@@ -71,19 +71,15 @@ impl Cluster {
     }
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 /// A client of the Kubernetes namespace that a URL names.
 pub(super) fn client(url: &mut Url, settings: &Settings) -> Result<Client> {
     if url.user.is_some() || url.password.is_some() {
-        return Err(config(
+        return Err(config_error(
             "a kubernetes: URL has no login; the kubeconfig has it",
         ));
     }
     if !matches!(url.path.as_str(), "" | "/") || url.hosts.len() > 1 {
-        return Err(config(
+        return Err(config_error(
             "a kubernetes: URL names one namespace of Kubernetes and nothing else, as in kubernetes://default",
         ));
     }
@@ -94,7 +90,7 @@ pub(super) fn client(url: &mut Url, settings: &Settings) -> Result<Client> {
     let namespace = namespace.unwrap_or_else(|| "default".to_owned());
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if namespace.len() > 63 || !namespace.bytes().all(plain) {
-        return Err(config(
+        return Err(config_error(
             "a namespace of Kubernetes is at most 63 of a-z, 0-9 and -, as in kubernetes://default",
         ));
     }
@@ -126,6 +122,7 @@ impl Kubernetes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     #[test]
     fn bad_urls_are_refused_without_repeating_them() {

@@ -16,7 +16,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use super::kubeconfig::Exec;
 use super::lease::{parse_time, wall_clock};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 
 /// How long a token is used before its file is read again: client-go's interval.
 const REREAD: Duration = Duration::from_secs(60);
@@ -51,10 +51,6 @@ pub(super) struct Credentials {
     source: Source,
     current: Mutex<Option<(Arc<Credential>, BootTime)>>,
     refreshing: AsyncMutex<()>,
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Credentials {
@@ -110,7 +106,7 @@ impl Credentials {
     /// Runs in a task of its own, so that it goes on for the next caller when this one gives up.
     async fn refreshed(self: &Arc<Self>, old: Option<Arc<Credential>>) -> Result<Arc<Credential>> {
         let refreshed = tokio::spawn(Arc::clone(self).refresh(old)).await;
-        refreshed.unwrap_or_else(|_| Err(config("reading the credentials was given up")))
+        refreshed.unwrap_or_else(|_| Err(config_error("reading the credentials was given up")))
     }
 
     /// Only one caller at a time reads the file or runs the plugin; the others use its result.
@@ -130,7 +126,7 @@ impl Credentials {
             },
             Source::File(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
-                    config("the file with the token can't be read").because(error)
+                    config_error("the file with the token can't be read").because(error)
                 })?;
                 Credential {
                     token: Some(text.trim().to_owned()),
@@ -166,7 +162,7 @@ async fn run(exec: &Exec) -> Result<Credential> {
             "the kubeconfig's exec plugin {:?} {what}{gap}{hint}",
             exec.command
         );
-        config(message)
+        config_error(message)
     };
     let mut spec = serde_json::json!({ "interactive": false });
     if let Some(cluster) = &exec.cluster {

@@ -5,13 +5,11 @@
 //! unreachable server another attempt. Messages of the HTTP library are not repeated, because they
 //! may contain addresses.
 
-use std::io;
-
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::core::error::{Error, ErrorKind};
-use crate::engines::kit::cause;
+use crate::core::error::{Error, ErrorKind, unreachable};
+use crate::engines::kit::broken_http;
 
 /// The body of a refusal. Some refusals have another form.
 #[derive(Debug, Default, Deserialize)]
@@ -43,10 +41,6 @@ impl Status {
 
 /// The verbs that a role needs, for messages.
 const ROLE: &str = "a Role with get, create, update and watch on leases of coordination.k8s.io in this namespace (docs/engines/kubernetes.md has one)";
-
-pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unreachable, operation, message)
-}
 
 /// The error that a refusal is. `namespace` is Kubernetes' own.
 pub(super) fn refused(
@@ -100,29 +94,9 @@ pub(super) fn not_kubernetes(operation: &'static str) -> Error {
     Error::new(ErrorKind::Unusable, operation, message)
 }
 
-/// A question changes nothing, whatever became of its answer.
-pub(super) fn not_applied(error: Error) -> Error {
-    Error::new(error.kind(), error.operation(), error.message())
-}
-
 /// What a connection to `server` that failed means.
 pub(super) fn broken(operation: &'static str, server: &str, error: &reqwest::Error) -> Error {
-    if let Some(tls) = cause::<rustls::Error>(error) {
-        return Error::new(ErrorKind::Config, operation, about_tls(tls));
-    }
-    let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
-        io::ErrorKind::ConnectionRefused => ": the connection is refused",
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            ": there is no way to this host"
-        }
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
-        _ if error.is_connect() && io.raw_os_error().is_none() => ": the host's name is not known",
-        _ => "",
-    });
-    if error.is_connect() {
-        return unreachable(operation, format!("no API server answers at {server}{why}"));
-    }
-    unreachable(operation, format!("the connection to {server} broke{why}")).maybe_applied()
+    broken_http(operation, ("no API server", server), error, about_tls)
 }
 
 fn about_tls(error: &rustls::Error) -> String {

@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 use ring::digest::{SHA256, digest};
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 
 /// The longest name of a Lease.
@@ -38,7 +38,7 @@ impl Keys {
         let prefix = format!("{}.", encode(namespace, false));
         if prefix.len() > LONGEST_NAMESPACE {
             let message = "namespace= is too long to begin the name of a Lease; use a shorter one";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         Ok(Self { prefix })
     }

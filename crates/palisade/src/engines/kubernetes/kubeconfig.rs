@@ -12,16 +12,12 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::credentials::Source;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::url::Url;
 use crate::engines::kit::Tls;
 
 /// The service account directory in a pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
 
 /// An API server, and how to authenticate there.
 #[derive(Clone)]
@@ -49,7 +45,7 @@ impl Pem {
         match self {
             Self::Data(data) => Ok(data.clone()),
             Self::File(path) => std::fs::read(path).map_err(|error| {
-                config("a certificate or key that the kubeconfig names can't be read")
+                config_error("a certificate or key that the kubeconfig names can't be read")
                     .because(error)
             }),
         }
@@ -59,7 +55,7 @@ impl Pem {
         match (data.filter(|data| !data.is_empty()), file) {
             (Some(data), _) => match BASE64_STANDARD.decode(data.trim()) {
                 Ok(data) => Ok(Some(Self::Data(data))),
-                Err(_) => Err(config(
+                Err(_) => Err(config_error(
                     "a certificate or key in the kubeconfig is not valid base64",
                 )),
             },
@@ -91,12 +87,12 @@ impl Target {
             Some((host, port)) if account.is_some() || folder.join("token").exists() => {
                 Self::in_pod(&host, &port, &folder)
             }
-            None if account.is_some() => Err(config(
+            None if account.is_some() => Err(config_error(
                 "option service_account is for pods, where KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are set",
             )),
             _ => match variable("HOME").map(|home| Path::new(&home).join(".kube/config")) {
                 Some(path) if path.exists() => Self::from_files(&[path], context.as_deref()),
-                _ => Err(config(
+                _ => Err(config_error(
                     "no kubeconfig: set KUBECONFIG or option kubeconfig, or run in a pod with a service account",
                 )),
             },
@@ -130,14 +126,14 @@ impl Target {
                 Ok(text) => text,
                 // As with kubectl, a missing file is skipped as long as another one exists.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(config("a kubeconfig can't be read").because(error)),
+                Err(error) => return Err(config_error("a kubeconfig can't be read").because(error)),
             };
             read += 1;
             let dir = path.parent().unwrap_or(Path::new("")).to_owned();
             merged.add(File::parse(&text)?, &dir);
         }
         if read == 0 {
-            return Err(config(
+            return Err(config_error(
                 "there is no kubeconfig where KUBECONFIG or option kubeconfig says",
             ));
         }
@@ -263,7 +259,7 @@ impl File {
     fn parse(text: &str) -> Result<Self> {
         // The parser's own message would show the line, which may contain a secret.
         let parsed: std::result::Result<Option<Self>, _> = serde_saphyr::from_str(text);
-        let parsed = parsed.map_err(|_| config("a kubeconfig can't be understood; `kubectl config view` shows what is wrong with it"))?;
+        let parsed = parsed.map_err(|_| config_error("a kubeconfig can't be understood; `kubectl config view` shows what is wrong with it"))?;
         Ok(parsed.unwrap_or_default())
     }
 
@@ -298,13 +294,13 @@ impl File {
     fn target(self, context: Option<&str>) -> Result<Target> {
         let chosen = context.or(self.current_context.as_deref());
         let chosen = chosen.ok_or_else(|| {
-            config("the kubeconfig has no current-context; name one with context=")
+            config_error("the kubeconfig has no current-context; name one with context=")
         })?;
         let contexts = self.contexts.unwrap_or_default();
         let named = contexts.into_iter().find(|named| named.name == chosen);
         let context = named.and_then(|named| named.context);
         let context = context.ok_or_else(|| {
-            config("the kubeconfig has no such context; see `kubectl config get-contexts`")
+            config_error("the kubeconfig has no such context; see `kubectl config get-contexts`")
         })?;
         let clusters = self.clusters.unwrap_or_default();
         let cluster = clusters
@@ -313,21 +309,21 @@ impl File {
         let (cluster, dir) = cluster
             .and_then(|named| Some((named.cluster?, named.dir)))
             .ok_or_else(|| {
-                config("the context names a cluster that the kubeconfig does not have")
+                config_error("the context names a cluster that the kubeconfig does not have")
             })?;
         let server = cluster.server.trim_end_matches('/').to_owned();
         if !server.starts_with("https://") && !server.starts_with("http://") {
-            return Err(config(
+            return Err(config_error(
                 "the cluster's server in the kubeconfig is not an http or https address",
             ));
         }
         if cluster.insecure_skip_tls_verify {
-            return Err(config(
+            return Err(config_error(
                 "the kubeconfig sets insecure-skip-tls-verify, so that anybody could answer for the API server; set certificate-authority instead",
             ));
         }
         if cluster.proxy_url.is_some_and(|proxy| !proxy.is_empty()) {
-            return Err(config(
+            return Err(config_error(
                 "proxy-url in the kubeconfig is not supported; connect without a proxy",
             ));
         }
@@ -348,7 +344,7 @@ impl File {
             (Some(cert), Some(key)) => Some((cert, key)),
             (None, None) => None,
             _ => {
-                return Err(config(
+                return Err(config_error(
                     "the kubeconfig has a client certificate without its key, or a key without its certificate",
                 ));
             }
@@ -373,7 +369,7 @@ impl File {
         } else if let Some(token) = user.token.filter(|token| !token.is_empty()) {
             Source::Token(token)
         } else if user.username.is_some() || user.auth_provider.is_some() {
-            return Err(config(
+            return Err(config_error(
                 "the kubeconfig's user has a password or an auth-provider, which Kubernetes no longer takes; use an exec plugin, a token or a client certificate",
             ));
         } else {
@@ -393,6 +389,7 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     const ONE: &str = r#"
 apiVersion: v1

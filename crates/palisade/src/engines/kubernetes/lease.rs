@@ -10,13 +10,13 @@
 //! what others keep in it is preserved.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::clock::BootTime;
+use crate::core::clock::{BootTime, unix_time};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::owner::Owner;
@@ -502,8 +502,7 @@ fn seconds(ttl: Duration) -> u32 {
 
 /// Microseconds of Unix time, by our own clock.
 pub(super) fn wall_clock() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
+    i64::try_from(unix_time().as_micros()).unwrap_or(0)
 }
 
 /// A `MicroTime`, with exactly six fraction digits.

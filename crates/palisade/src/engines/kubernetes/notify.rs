@@ -146,15 +146,15 @@ pub(super) fn alarms(engine: &Arc<Kubernetes>) -> BoxStream<Alarm> {
     stream::select(own, marks.boxed()).boxed()
 }
 
-pub(super) fn watch(engine: &Arc<Kubernetes>, scope: Scope) -> BoxStream<Result<()>> {
-    let selector = match &scope {
+pub(super) fn watch(engine: &Arc<Kubernetes>, scope: &Scope) -> BoxStream<Result<()>> {
+    let selector = match scope {
         Scope::Prefix(_) => String::new(),
         Scope::Line(name) => match engine.keys.lease(name) {
             Ok(key) => one(&key),
             Err(error) => return stream::iter([Err(error)]).boxed(),
         },
     };
-    let keys = engine.keys.clone();
+    let (keys, scope) = (engine.keys.clone(), scope.clone());
     // A survey does not show renewals.
     let mut last: HashMap<String, String> = HashMap::new();
     changes(engine, selector, move |event| {

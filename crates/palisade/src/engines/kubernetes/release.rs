@@ -19,6 +19,7 @@ use crate::core::error::{Error, Outcome, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
+use crate::engines::kit::leave::leave_twice;
 
 /// What to do with a Lease.
 enum Change<T> {
@@ -79,18 +80,8 @@ async fn change<T>(
     }
 }
 
-/// The connection may be dead though the server is healthy, so an unanswered leave is retried once
-/// over another connection.
 pub(super) async fn leave(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
-    let error = match leave_once(engine, ticket).await {
-        Err(error) if error.is_transient() => error,
-        left => return left,
-    };
-    match leave_once(engine, ticket).await {
-        // If it is gone by now, the first copy was applied.
-        Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
-        left => left,
-    }
+    leave_twice(|| leave_once(engine, ticket)).await
 }
 
 async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
@@ -121,11 +112,7 @@ async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
     }
     let left = take_out(engine, &line, ticket, doubt).await?;
     members.forget(claim);
-    Ok(if left || waited {
-        Left::Done
-    } else {
-        Left::Absent
-    })
+    Ok(Left::of(left || waited))
 }
 
 /// Removes a claim from its Lease; `false` when it is not in it. A request for it that may still be

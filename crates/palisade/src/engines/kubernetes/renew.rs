@@ -30,20 +30,20 @@ const SWEEP: Duration = Duration::from_secs(6 * 60 * 60);
 
 pub(super) async fn renew(
     engine: &Arc<Kubernetes>,
-    leases: Vec<HeldLease>,
+    leases: &[HeldLease],
     within: Duration,
 ) -> Vec<Renewal> {
     let until = BootTime::now() + within;
     let mut answers: Vec<Renewal> = Vec::new();
     let mut lines: BTreeMap<String, Vec<(usize, Ticket)>> = BTreeMap::new();
-    for (at, lease) in leases.into_iter().enumerate() {
-        let answer = match lease.ticket {
+    for (at, lease) in leases.iter().enumerate() {
+        let answer = match &lease.ticket {
             None => Renewal::Lost,
-            Some(ticket) => match waiting(engine, &ticket) {
+            Some(ticket) => match waiting(engine, ticket) {
                 Some(answer) => answer,
                 None => match engine.keys.lease(&ticket.name) {
                     Ok(key) => {
-                        lines.entry(key).or_default().push((at, ticket));
+                        lines.entry(key).or_default().push((at, ticket.clone()));
                         Renewal::Lost
                     }
                     Err(error) => Renewal::Unknown(error),

@@ -18,7 +18,7 @@ use super::notify;
 use super::pooler::{self, Between};
 use super::schema::Schema;
 use super::statements::{Blanks, Parameters, Session, Verb};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, PerRuntime, timed};
@@ -74,9 +74,7 @@ impl Connector {
                 .get_or_try_init(|| schema.ensure(session.client()))
                 .await?;
         } else if found == Between::Pooler {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "connect",
+            return Err(config_error(
                 "listen_url leads to a transaction pooler too; name the server itself",
             ));
         }

@@ -9,7 +9,7 @@ use super::schema::Schema;
 use super::{PostgresEngine, shedlock};
 use crate::core::capability::Capability;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, typed_config};
@@ -52,6 +52,10 @@ typed_config! {
     /// A PostgreSQL database, as [`connect`](crate::connect()) takes it: with a table of leases,
     /// or with [`advisory`](Self::advisory) locks.
     Postgres
+    /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
+    /// `[address]:port` each. A server on another machine is encrypted to unless
+    /// [`plain`](Self::plain) says otherwise.
+    hosts of "postgres"
     texts {
         /// The schema that the tables and functions are in.
         schema
@@ -73,24 +77,14 @@ typed_config! {
 }
 
 impl Postgres {
-    /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
-    /// `[address]:port` each. A server on another machine is encrypted to unless
-    /// [`plain`](Self::plain) says otherwise.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(Url::new(
-            "postgres",
-            hosts.into_iter().map(Into::into).collect(),
-        ))
-    }
-
     /// The servers, database and login of an existing configuration. Connections of our own are
     /// made, with our own timeouts and no session settings.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for Unix sockets and for a password that is no text.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for Unix sockets and for a password that is no
+    /// text.
     pub fn from_config(config: &tokio_postgres::Config) -> Result<Self> {
         use tokio_postgres::config::{Host as Server, SslMode};
-        let refuse = |message| Error::new(ErrorKind::Config, "connect", message);
         let ports = config.get_ports();
         let hosts = config
             .get_hosts()
@@ -103,7 +97,7 @@ impl Postgres {
                     port: ports.get(at).or(ports.first()).copied().unwrap_or(5432),
                 }
                 .to_string()),
-                _ => Err(refuse(
+                _ => Err(config_error(
                     "a PostgreSQL server is reached by TCP, not by a Unix socket",
                 )),
             });
@@ -114,7 +108,7 @@ impl Postgres {
         }
         if let Some(password) = config.get_password() {
             let text = std::str::from_utf8(password);
-            let text = text.map_err(|_| refuse("the password is not UTF-8"))?;
+            let text = text.map_err(|_| config_error("the password is not UTF-8"))?;
             this.0.password = Some(text.to_owned());
         }
         Ok(match config.get_ssl_mode() {
@@ -155,7 +149,7 @@ pub(super) struct Config {
 /// Opens the lease table; nothing is asked of the server before the first verb.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a URL or option that can't be used.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL or option that can't be used.
 pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let layout = url.take("layout");
     let config = Config::take(&mut url, settings)?;
@@ -165,11 +159,7 @@ pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     match layout.as_deref() {
         None | Some("palisade") => Ok(Arc::new(PostgresEngine { client, shown })),
         Some("shedlock") => Ok(Arc::new(shedlock::ShedlockEngine::new(client, shown))),
-        Some(_) => Err(Error::new(
-            ErrorKind::Config,
-            "connect",
-            "option layout must be palisade or shedlock",
-        )),
+        Some(_) => Err(config_error("option layout must be palisade or shedlock")),
     }
 }
 
@@ -178,7 +168,7 @@ impl Config {
         let listen = url.take("listen_url").map(|text| {
             listener(&text, settings).map_err(|error| {
                 let message = format!("option listen_url: {}", error.message());
-                Error::new(ErrorKind::Config, "connect", message)
+                config_error(message)
             })
         });
         Ok(Self {
@@ -194,7 +184,7 @@ fn listener(text: &str, settings: &Settings) -> Result<Server> {
     let mut url = Url::parse(text)?;
     if !FACTORY.info.schemes.contains(&url.scheme.as_str()) {
         let message = "it is a postgres:// URL of the server itself, %-encoded";
-        return Err(Error::new(ErrorKind::Config, "connect", message));
+        return Err(config_error(message));
     }
     let server = Server::take(&mut url, settings)?;
     url.finish(&[])?;
@@ -204,6 +194,7 @@ fn listener(text: &str, settings: &Settings) -> Result<Server> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     #[test]
     fn a_bad_listen_url_is_named_and_not_repeated() {

@@ -18,7 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connection::{Connection, Listener, Protocol, Socket};
 use super::error;
 use super::schema::first_cell;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, Result, config_error, no_connection};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls};
 
@@ -28,10 +28,6 @@ const IDLE: Duration = Duration::from_secs(3);
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(9);
-
-fn config_error(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
 
 /// How to connect.
 #[derive(Clone)]
@@ -158,7 +154,7 @@ impl Server {
             "{} does not answer within {:?}",
             self.hosts[at], self.patience
         );
-        Error::new(ErrorKind::Unreachable, "connect", message)
+        no_connection(message)
     }
 
     async fn dial(
@@ -186,7 +182,7 @@ impl Server {
         };
         if self.hosts.len() > 1 && !takes_writes(&client, &mut *protocol).await? {
             let message = format!("{host} takes no writes: it is a standby");
-            return Err(Error::new(ErrorKind::Unreachable, "connect", message));
+            return Err(no_connection(message));
         }
         Ok((client, protocol, socket))
     }
@@ -270,7 +266,7 @@ async fn takes_writes(client: &Client, protocol: &mut dyn Protocol) -> Result<bo
         rows = asked => rows.map_err(|error| error::failed("connect", &error))?,
         () = ended => {
             let message = "the server ended the connection at once";
-            return Err(Error::new(ErrorKind::Unreachable, "connect", message));
+            return Err(no_connection(message));
         }
     };
     Ok(first_cell(&rows) == Some("off"))

@@ -7,7 +7,7 @@ use std::io;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::{pooler, queue};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, no_connection};
 use crate::engines::kit::{Host, about_tls, cause};
 use crate::fence::sql;
 
@@ -128,7 +128,7 @@ pub(super) fn unreadable<T>(operation: &'static str) -> Result<T> {
 /// The error for a host name that can't be resolved.
 pub(super) fn unknown_host(host: &Host) -> Error {
     let message = format!("the host of {host} can't be found; is its name right?");
-    Error::new(ErrorKind::Unreachable, "connect", message)
+    no_connection(message)
 }
 
 /// The error for a host that can't be reached.
@@ -139,7 +139,7 @@ pub(super) fn unreachable(host: &Host, error: &io::Error) -> Error {
         }
         kind => format!("{host} can't be reached: {kind}"),
     };
-    Error::new(ErrorKind::Unreachable, "connect", message)
+    no_connection(message)
 }
 
 /// The error for a failed connection to `host`. It names the host, because a URL may have several.
@@ -215,7 +215,7 @@ fn refused(host: &Host, db: &DbError) -> Error {
         )
     } else {
         let message = format!("{host} refuses connections (SQLSTATE {})", code.code());
-        return Error::new(ErrorKind::Unreachable, "connect", message);
+        return no_connection(message);
     };
     Error::new(kind, "connect", format!("{host} {text}"))
 }

@@ -12,12 +12,11 @@ use super::client::Client;
 use super::config::{Config, OPTIONS};
 use super::error;
 use super::statements::{Parameters, Verb};
-use crate::core::engine::BoxFuture;
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::url::{Settings, Url};
-use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, sql};
+use crate::fence::{FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, sql};
 
 const FENCE: &str = "fence";
 
@@ -33,35 +32,15 @@ pub(crate) fn open(mut url: Url, settings: &Settings, rule: Rule) -> Result<Shar
     let config = Config::take(&mut url, settings)?;
     url.finish(OPTIONS)?;
     let client = Arc::new(Client::new(config, settings));
-    Ok(Arc::new(PostgresFence(Arc::new(Store { client, rule }))))
+    Ok(Arc::new(Stored::new(PostgresFence { client, rule })))
 }
 
-struct PostgresFence(Arc<Store>);
-
-struct Store {
+struct PostgresFence {
     client: Arc<Client>,
     rule: Rule,
 }
 
-impl Store {
-    /// Asks for a verb that answers with a row when the token was accepted.
-    async fn judged(
-        &self,
-        verb: Verb,
-        parameters: Parameters<'_>,
-        (resource, token): (&Name, WriteToken),
-    ) -> Result<Verdict> {
-        match self.client.ask(FENCE, verb, parameters).await {
-            Ok(rows) if !rows.is_empty() => return Ok(Verdict::Accepted),
-            Ok(_) => {}
-            Err(error) if error::is_stale(&error) => {}
-            Err(error) => return Err(error),
-        }
-        let kept = self.kept(resource, false).await?;
-        let highest = kept.map_or(token.token(), |kept| kept.token);
-        Ok(Verdict::Stale { highest })
-    }
-
+impl PostgresFence {
     async fn kept(&self, resource: &Name, with_data: bool) -> Result<Option<Fenced>> {
         let parameters: Parameters<'_> = &[&self.client.namespace, &resource.as_str(), &with_data];
         let rows = self.client.ask(FENCE, Verb::FenceRead, parameters).await?;
@@ -79,63 +58,51 @@ impl Store {
     }
 }
 
-impl Fence for PostgresFence {
-    fn write(
+impl FenceStore for PostgresFence {
+    async fn judged(
         &self,
         resource: &Name,
         token: WriteToken,
-        data: Vec<u8>,
-    ) -> BoxFuture<Result<Verdict>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let (strict, number) = (store.rule == Rule::Strict, token.stored()?);
-            let namespace = &store.client.namespace;
-            let parameters: Parameters<'_> =
-                &[namespace, &resource.as_str(), &data, &number, &strict];
-            let judged = store.judged(Verb::FenceWrite, parameters, (&resource, token));
-            judged.await
-        })
+        data: Option<Vec<u8>>,
+    ) -> Result<Verdict> {
+        let (strict, number) = (self.rule == Rule::Strict, token.stored()?);
+        let (namespace, name) = (&self.client.namespace, resource.as_str());
+        let write: Parameters<'_> = &[namespace, &name, &data, &number, &strict];
+        let accept: Parameters<'_> = &[namespace, &name, &number, &strict];
+        let asked = match data {
+            Some(_) => self.client.ask(FENCE, Verb::FenceWrite, write).await,
+            None => self.client.ask(FENCE, Verb::FenceAccept, accept).await,
+        };
+        match asked {
+            Ok(rows) if !rows.is_empty() => return Ok(Verdict::Accepted),
+            Ok(_) => {}
+            Err(error) if error::is_stale(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let kept = self.kept(resource, false).await?;
+        let highest = kept.map_or(token.token(), |kept| kept.token);
+        Ok(Verdict::Stale { highest })
     }
 
-    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let (strict, number) = (store.rule == Rule::Strict, token.stored()?);
-            let namespace = &store.client.namespace;
-            let parameters: Parameters<'_> = &[namespace, &resource.as_str(), &number, &strict];
-            let judged = store.judged(Verb::FenceAccept, parameters, (&resource, token));
-            judged.await
-        })
+    async fn read(&self, resource: &Name) -> Result<Option<Fenced>> {
+        self.kept(resource, true).await
     }
 
-    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.kept(&resource, true).await })
+    async fn highest(&self, resource: &Name) -> Result<Option<Token>> {
+        let kept = self.kept(resource, false).await?;
+        Ok(kept.map(|kept| kept.token))
     }
 
-    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let kept = store.kept(&resource, false).await?;
-            Ok(kept.map(|kept| kept.token))
-        })
-    }
-
-    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let parameters: Parameters<'_> = &[&store.client.namespace, &resource.as_str()];
-            let rows = store
-                .client
-                .ask(FENCE, Verb::FenceForget, parameters)
-                .await?;
-            let known = rows.first().and_then(|row| row.try_get(0).ok());
-            known.map_or_else(|| error::unreadable(FENCE), Ok)
-        })
+    async fn forget(&self, resource: &Name) -> Result<bool> {
+        let parameters: Parameters<'_> = &[&self.client.namespace, &resource.as_str()];
+        let asked = self.client.ask(FENCE, Verb::FenceForget, parameters);
+        let rows = asked.await?;
+        let known = rows.first().and_then(|row| row.try_get(0).ok());
+        known.map_or_else(|| error::unreadable(FENCE), Ok)
     }
 
     fn rule(&self) -> Rule {
-        self.0.rule
+        self.rule
     }
 }
 

@@ -2,9 +2,8 @@
 //! settings of the server weaken its locks.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
 use tokio_postgres::{Row, SimpleQueryMessage, SimpleQueryRow};
 
 use super::client::Client;
@@ -12,12 +11,14 @@ use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
 use super::statements::{Verb, like};
-use super::{error, from_micros, to_ask};
+use super::{error, from_micros, micros, to_ask};
 use crate::core::claim::Ask;
+use crate::core::clock::unix_time;
 use crate::core::engine::BoxStream;
 use crate::core::error::Result;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::{clock_off, plain_text, timed};
 
 /// How often a watch polls its row, or the rows with its prefix. NOTIFY would have to be sent for
@@ -41,7 +42,7 @@ fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
     for row in rows {
         let name: &str = row.try_get(0)?;
         if lines.last().is_none_or(|line| line.name != name) {
-            lines.push(empty_line(name.to_owned()));
+            lines.push(LineReport::empty(name));
         }
         let claim = claim(row)?;
         if let Some(line) = lines.last_mut() {
@@ -55,15 +56,6 @@ fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
         }
     }
     Ok(lines)
-}
-
-pub(super) fn empty_line(name: String) -> LineReport {
-    LineReport {
-        name,
-        capacity: None,
-        holders: Vec::new(),
-        waiters: Vec::new(),
-    }
 }
 
 fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
@@ -82,38 +74,12 @@ fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
     })
 }
 
-pub(super) fn watch(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
-    poll(POLL, move || {
+pub(super) fn watch(client: &Arc<Client>, scope: &Scope) -> BoxStream<Result<()>> {
+    let (client, scope) = (Arc::clone(client), scope.clone());
+    poll_watch(POLL, move || {
         let (client, scope) = (Arc::clone(&client), scope.clone());
         async move { fingerprint(&client, &scope).await }
     })
-}
-
-/// Yields whenever the result of `look` has changed.
-pub(super) fn poll<T, F>(
-    every: Duration,
-    look: impl Fn() -> F + Send + 'static,
-) -> BoxStream<Result<()>>
-where
-    T: PartialEq + Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    stream::unfold((look, None), move |(look, mut seen)| async move {
-        loop {
-            match look().await {
-                Ok(now) if seen.as_ref() == Some(&now) => tokio::time::sleep(every).await,
-                Ok(now) => {
-                    seen = Some(now);
-                    return Some((Ok(()), (look, seen)));
-                }
-                Err(error) => {
-                    tokio::time::sleep(every).await;
-                    return Some((Err(error), (look, seen)));
-                }
-            }
-        }
-    })
-    .boxed()
 }
 
 /// A value that changes with every change in the scope.
@@ -193,9 +159,9 @@ pub(super) async fn examine(
     subject: &Subject<'_>,
 ) -> Result<Checkup> {
     let sql = LOOK.replace("@schema@", &subject.schema.quoted());
-    let before = unix_micros();
+    let before = micros(unix_time());
     let rows = timed("check", subject.timeout, client.simple_query(&sql)).await?;
-    let after = unix_micros();
+    let after = micros(unix_time());
     let rows = rows.map_err(|error| error::failed("check", &error))?;
     let row = rows.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
@@ -228,12 +194,7 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
     use Severity::{Danger, Info, Warning};
     let mut found = Vec::new();
     let mut find = |severity, code, message: &str, remedy: &str| {
-        found.push(Finding {
-            severity,
-            code,
-            message: message.to_owned(),
-            remedy: remedy.to_owned(),
-        });
+        found.push(Finding::new(severity, code, message, remedy));
     };
     let says = |column, value| text(row, column) == value;
     let pooled = subject.between == Between::Pooler;
@@ -324,11 +285,4 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
         find(Warning, "connections", &message, remedy);
     }
     found
-}
-
-fn unix_micros() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    })
 }

@@ -50,16 +50,11 @@ pub use schema::Schema;
 use self::client::Client;
 use self::config::CAPABILITY;
 use crate::core::capability::Capability;
-use crate::core::claim::{Ask, Claim};
-use crate::core::clock::BootTime;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-};
-use crate::core::error::Result;
-use crate::core::name::Name;
+use crate::core::claim::Ask;
+use crate::core::engine::Engine;
 use crate::core::queue::SharedQueueStore;
-use crate::core::report::{Checkup, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::core::ticket::Ticket;
+use crate::engines::kit::{absent, rooms};
 
 /// A namespace of one database.
 struct PostgresEngine {
@@ -76,58 +71,19 @@ impl Engine for PostgresEngine {
         self.shown.clone()
     }
 
-    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        acquire::enter(&self.client, &claim).await
-    }
-
-    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        acquire::wait(&self.client, &ticket, until).await
-    }
-
-    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        renew::renew(&self.client, &leases, within).await
-    }
-
-    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        release::amend(&self.client, &ticket, amendment).await
-    }
-
-    async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        release::leave(&self.client, ticket).await
-    }
-
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
-    }
-
-    fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(Arc::clone(&self.client))
-    }
-
-    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        inspect::survey(&self.client, &scope).await
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        inspect::watch(Arc::clone(&self.client), scope)
-    }
-
-    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        release::evict(&self.client, &name, &id, eviction).await
-    }
-
-    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
-        release::resize(&self.client, &name, capacity).await
+    rooms! { self.client:
+        acquire { enter wait }
+        renew { renew }
+        release { leave amend evict resize }
+        notify { alarms }
+        inspect { survey watch check }
+        absent { audit }
     }
 
     fn queues(&self) -> Option<SharedQueueStore> {
         Some(Arc::new(queue::PostgresQueues::new(Arc::clone(
             &self.client,
         ))))
-    }
-
-    async fn check(&self) -> Result<Checkup> {
-        inspect::check(&self.client).await
     }
 
     /// The row of the ticket's line: table, namespace and name.
@@ -157,10 +113,8 @@ fn signed(sequence: u64) -> i64 {
 
 /// A weight and a capacity as the table keeps them: two zeroes are the whole line.
 fn from_ask(ask: Ask) -> (i64, i64) {
-    match ask {
-        Ask::Whole => (0, 0),
-        Ask::Part { weight, capacity } => (weight.into(), capacity.into()),
-    }
+    let (weight, capacity) = ask.numbers();
+    (weight.into(), capacity.into())
 }
 
 fn to_ask(weight: i64, capacity: i64) -> Ask {

@@ -44,8 +44,8 @@ pub(super) fn listener(hub: &Arc<PushHub>) -> Listener {
 
 /// The alarms for the keeper. Each time listening begins, all leases are checked, because earlier
 /// notifications were missed.
-pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
-    let start = (client.hub.alarms(), client, false);
+pub(super) fn alarms(client: &Arc<Client>) -> BoxStream<Alarm> {
+    let start = (client.hub.alarms(), Arc::clone(client), false);
     stream::unfold(start, |(mut alarms, client, mut listening)| async move {
         loop {
             if listening {

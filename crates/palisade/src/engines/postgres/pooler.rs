@@ -20,7 +20,7 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 use super::error;
 use super::schema::first_cell;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::url::Url;
 
 /// What is between the client and the server.
@@ -42,9 +42,7 @@ impl Between {
             None | Some("auto") => Ok(None),
             Some("none" | "session") => Ok(Some(Self::Nothing)),
             Some("transaction") => Ok(Some(Self::Pooler)),
-            Some(_) => Err(Error::new(
-                ErrorKind::Config,
-                "connect",
+            Some(_) => Err(config_error(
                 "option pooler must be auto, none, session or transaction",
             )),
         }

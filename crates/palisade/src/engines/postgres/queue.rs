@@ -244,7 +244,7 @@ impl Leasing for PostgresQueues {
                 let asked = self.client.numbers("leave", Verb::QueueLeave, parameters);
                 asked.await?.first().map_or(0, |left| *left as usize)
             };
-            Ok(if left > 0 { Left::Done } else { Left::Absent })
+            Ok(Left::of(left > 0))
         })
     }
 
@@ -253,7 +253,7 @@ impl Leasing for PostgresQueues {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(Arc::clone(&self.client))
+        notify::alarms(&self.client)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

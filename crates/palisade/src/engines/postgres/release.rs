@@ -11,23 +11,17 @@ use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 
-pub(super) async fn leave(client: &Client, mut ticket: Ticket) -> Result<Left> {
-    match client.queue.leave(&ticket.name, ticket.claim) {
+pub(super) async fn leave(client: &Client, ticket: &Ticket) -> Result<Left> {
+    let in_doubt = match client.queue.leave(&ticket.name, ticket.claim) {
         Was::Local => return Ok(Left::Done),
         // Its enter may still be in flight.
-        Was::Entering => ticket.in_doubt = true,
-        Was::Elsewhere => {}
-    }
+        Was::Entering => true,
+        Was::Elsewhere => ticket.in_doubt,
+    };
     client.hub.forget(ticket.claim);
     let (name, claim) = (ticket.name.as_str(), ticket.claim.to_string());
     let sequence = signed(ticket.sequence);
-    let parameters: Parameters<'_> = &[
-        &client.namespace,
-        &name,
-        &claim,
-        &sequence,
-        &ticket.in_doubt,
-    ];
+    let parameters: Parameters<'_> = &[&client.namespace, &name, &claim, &sequence, &in_doubt];
     let answer = client.numbers("leave", Verb::Leave, parameters).await?;
     let left = match *answer.as_slice() {
         [0] => Left::Absent,
@@ -41,11 +35,11 @@ pub(super) async fn leave(client: &Client, mut ticket: Ticket) -> Result<Left> {
 pub(super) async fn amend(
     client: &Client,
     ticket: &Ticket,
-    amendment: Amendment,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let (weight, capacity, value) = match amendment {
         Amendment::Ask(ask) => {
-            let (weight, capacity) = from_ask(ask);
+            let (weight, capacity) = from_ask(*ask);
             (Some(weight), Some(capacity), None)
         }
         Amendment::Value(value) => (None, None, Some(value)),

@@ -4,7 +4,7 @@
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::error;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::url::Url;
 use crate::fence::sql::Table;
 
@@ -58,9 +58,7 @@ impl Schema {
             && !name.starts_with(|c: char| c.is_ascii_digit())
             && !name.starts_with("pg_");
         if !good {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "connect",
+            return Err(config_error(
                 "a schema name has at most 60 lower-case letters, digits and _, as in palisade",
             ));
         }
@@ -121,7 +119,7 @@ impl Schema {
     /// [`ErrorKind::Denied`] when it is missing and this user may not create it;
     /// [`ErrorKind::Config`] when its version does not fit.
     pub(super) async fn ensure(&self, client: &Client) -> Result<()> {
-        let misfit = |message| Err(Error::new(ErrorKind::Config, "connect", message));
+        let misfit = |message| Err(config_error(message));
         let mut version = self.found(client, "version").await?;
         if version.is_none() && !self.is_ours_to_make(client).await? {
             version = self.found(client, "version").await?;

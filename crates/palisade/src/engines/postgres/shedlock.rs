@@ -22,15 +22,15 @@ use crate::core::capability::{Capability, Permits};
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-    cannot_resize,
+    Alarm, Amended, Amendment, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
-use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
+use crate::engines::kit::poll_watch::poll_watch;
+use crate::engines::kit::{absent, rooms};
 
 /// The longest name that fits into ShedLock's table.
 const LONGEST: usize = 64;
@@ -105,7 +105,7 @@ impl Table {
             .await?;
         let line = |row: &Row| -> Option<LineReport> {
             let name: &str = row.try_get(0).ok()?;
-            let mut line = inspect::empty_line(name.get(skip..)?.to_owned());
+            let mut line = LineReport::empty(name.get(skip..)?);
             let left = from_micros(row.try_get(2).ok()?);
             line.holders.push(holder(row.try_get(1).ok()?, left));
             Some(line)
@@ -147,6 +147,10 @@ impl Engine for ShedlockEngine {
 
     fn describe(&self) -> String {
         self.shown.clone()
+    }
+
+    rooms! { self:
+        absent { audit resize queues }
     }
 
     async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
@@ -214,15 +218,7 @@ impl Engine for ShedlockEngine {
         let (id, sequence) = (ticket.claim.to_string(), signed(ticket.sequence));
         let parameters: Parameters<'_> = &[&key, &id, &sequence, &ticket.in_doubt];
         let answer = client.numbers("leave", Verb::ShedLeave, parameters).await?;
-        Ok(if answer == [1] {
-            Left::Done
-        } else {
-            Left::Absent
-        })
-    }
-
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
+        Ok(Left::of(answer == [1]))
     }
 
     /// Nothing is pushed; renewals find out.
@@ -236,7 +232,7 @@ impl Engine for ShedlockEngine {
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
         let table = Arc::clone(&self.table);
-        inspect::poll(POLL, move || {
+        poll_watch(POLL, move || {
             let (table, scope) = (Arc::clone(&table), scope.clone());
             async move {
                 let lines = table.survey(&scope).await?.into_iter();
@@ -254,14 +250,6 @@ impl Engine for ShedlockEngine {
         };
         let client = self.table.client().await?;
         Ok(!client.ask("evict", verb, &[&key, &id]).await?.is_empty())
-    }
-
-    async fn resize(&self, _name: Name, _capacity: u32) -> Result<bool> {
-        cannot_resize().await
-    }
-
-    fn queues(&self) -> Option<SharedQueueStore> {
-        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -7,7 +7,7 @@ use redis::Cmd;
 use super::client::{Client, Script, nonsense};
 use super::connection::Connection;
 use super::keys::LineKeys;
-use crate::core::claim::{Ask, Claim};
+use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -20,14 +20,6 @@ use crate::engines::kit::Link;
 /// The key outlives the lease by this many milliseconds: the server counts whole milliseconds, and
 /// the key must not expire before the lease does.
 const ROUNDING: u64 = 2;
-
-/// Weight and capacity as the scripts encode them: 0 of 0 is the whole line.
-pub(in crate::engines) fn numbers(ask: Ask) -> (u32, u32) {
-    match ask {
-        Ask::Whole => (0, 0),
-        Ask::Part { weight, capacity } => (weight, capacity),
-    }
-}
 
 /// A claim's place, parsed from a script's reply.
 struct Standing {
@@ -79,7 +71,7 @@ impl Client {
             self.hear(&link).await?;
             bell = Some(self.hub.enter(claim.id));
         }
-        let (weight, capacity) = numbers(claim.ask);
+        let (weight, capacity) = claim.ask.numbers();
         let ttl = claim.ttl.as_millis() as u64;
         let owner = claim.owner.to_json();
         let mut tail = format!(" {ttl} 0 {} {owner}", self.hub.channel);

@@ -1,7 +1,7 @@
 //! `check`: findings about a server that could break exclusion, tokens or wake-ups.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::RedisResult;
@@ -11,22 +11,13 @@ use super::client::Client;
 use super::connection::Connection;
 use super::error::fault;
 use super::notify::wake_channel;
-use crate::core::clock::BootTime;
+use crate::core::clock::{BootTime, unix_time};
 use crate::core::error::Result;
 use crate::core::report::{Checkup, Finding, Severity};
 use crate::engines::kit::{Host, Link, clock_off, plain_text, timed};
 
 /// The oldest version that has every command that the engine uses.
 const OLDEST: (u32, u32) = (6, 2);
-
-fn finding(severity: Severity, code: &'static str, message: &str, remedy: &str) -> Finding {
-    Finding {
-        severity,
-        code,
-        message: message.to_owned(),
-        remedy: remedy.to_owned(),
-    }
-}
 
 impl Client {
     pub(in crate::engines) async fn check(&self) -> Result<Checkup> {
@@ -71,7 +62,7 @@ impl Client {
         let mut findings = Vec::new();
         findings.extend(clock_off(ahead));
         if is_old(said("redis_version")) {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Severity::Warning,
                 "old_version",
                 "this server is older than Redis 6.2 and lacks commands that locks need",
@@ -84,7 +75,7 @@ impl Client {
                 0 => Severity::Warning,
                 _ => Severity::Danger,
             };
-            findings.push(finding(
+            findings.push(Finding::new(
                 severity,
                 "eviction",
                 &format!("maxmemory-policy is {policy}: when memory runs out, held locks are evicted and granted again"),
@@ -92,7 +83,7 @@ impl Client {
             ));
         }
         if said("role") == "slave" {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Severity::Warning,
                 "replica",
                 "this server is a replica: it takes no locks",
@@ -102,7 +93,7 @@ impl Client {
             && !info.contains_key("min_slaves_good_slaves")
             && self.replicas == 0
         {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Severity::Danger,
                 "unsafe_failover",
                 "there are replicas, but a grant need not reach any of them: after a failover it may be granted again",
@@ -136,13 +127,13 @@ impl Client {
         let snapshots = save.map_or(true, |save| save.values().any(|save| !save.is_empty()));
         let found = match (aof, snapshots) {
             (true, _) => return Ok(None),
-            (false, true) => finding(
+            (false, true) => Finding::new(
                 Severity::Info,
                 "snapshots_only",
                 "the server keeps snapshots but no append-only file: a crash forgets the latest grants",
                 "set appendonly yes, or rely on the fence",
             ),
-            (false, false) => finding(
+            (false, false) => Finding::new(
                 Severity::Danger,
                 "no_persistence",
                 "the server keeps nothing on disk: a restart forgets who holds, and grants again",
@@ -159,7 +150,7 @@ impl Client {
         let published: RedisResult<i64> = self.ask("check", link, &publish).await?;
         let denied = published.is_err_and(|error| error.code() == Some("NOPERM"));
         Ok(denied.then(|| {
-            finding(
+            Finding::new(
                 Severity::Warning,
                 "no_channels",
                 "this user may not use the channels palisade:*, so waiters are not woken and have to poll",
@@ -175,9 +166,7 @@ async fn clock_ahead(connection: &mut MultiplexedConnection) -> RedisResult<i64>
     let began = BootTime::now();
     let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(connection).await?;
     let took = BootTime::now().saturating_since(began);
-    let here = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_micros() as i64);
+    let here = unix_time().as_micros() as i64;
     Ok(seconds * 1_000_000 + micros - (here - took.as_micros() as i64 / 2))
 }
 
@@ -190,7 +179,7 @@ pub(in crate::engines) fn clocks_apart(ahead_us: &[i64]) -> Option<Finding> {
     let apart = Duration::from_micros((most - least).unsigned_abs());
     (apart > APART).then(|| {
         let message = format!("the clocks of the servers are {apart:.1?} apart");
-        finding(
+        Finding::new(
             Severity::Danger,
             "clocks_apart",
             &message,
@@ -207,7 +196,7 @@ pub(in crate::engines) fn merged(
     let (mut whole, mut ahead) = (Checkup::default(), Vec::new());
     for (host, checkup) in servers {
         let Some(checkup) = checkup else {
-            whole.findings.push(finding(
+            whole.findings.push(Finding::new(
                 Severity::Warning,
                 "server_down",
                 &format!("{host} does not answer: fewer others may fail"),

@@ -19,7 +19,7 @@ use super::error::fault;
 use super::keys::LineKeys;
 use super::servers::live;
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime, timed};
 
@@ -288,7 +288,7 @@ impl Cluster {
         let not = || {
             let message =
                 format!("{host} is not in cluster mode; use redis:, or name servers of a cluster");
-            Error::new(ErrorKind::Config, "connect", message)
+            config_error(message)
         };
         let answer = answer.map_err(|error| match error.detail() {
             Some(detail) if detail.contains("cluster support disabled") => not(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::connection::Server;
 use crate::core::capability::{Capability, Guarantee, Tokens};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 use crate::engines::kit::{Host, Login, Tls, typed_config};
@@ -85,20 +85,24 @@ impl Redis {
     /// [`tls_identity`](Self::tls_identity) or [`tls_config`](Self::tls_config).
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a Unix socket, and for a client that does not verify the host.
+    /// [`Config`](crate::ErrorKind::Config) for a Unix socket, and for a client that does not verify
+    /// the host.
     pub fn from_client(client: &redis::Client) -> Result<Self> {
         use redis::ConnectionAddr::{Tcp, TcpTls};
-        let config = |message| Err(Error::new(ErrorKind::Config, "connect", message));
         let info = client.get_connection_info();
         let (host, port, encrypted) = match info.addr() {
             Tcp(host, port) => (host, *port, false),
             TcpTls { insecure: true, .. } => {
-                return config(
+                return Err(config_error(
                     "the client does not verify the host; a lock needs to know whom it asks",
-                );
+                ));
             }
             TcpTls { host, port, .. } => (host, *port, true),
-            _ => return config("a Redis server is reached by TCP, not by a Unix socket"),
+            _ => {
+                return Err(config_error(
+                    "a Redis server is reached by TCP, not by a Unix socket",
+                ));
+            }
         };
         let mut this = Self::new(
             Host {
@@ -190,10 +194,6 @@ pub(super) enum Way {
     },
 }
 
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Target {
     /// # Errors
     /// [`ErrorKind::Config`] for what can't be used.
@@ -203,7 +203,7 @@ impl Target {
         let replicas = match url.take("replicas").map(|text| text.parse()) {
             None => 0,
             Some(Ok(replicas @ 0..=100)) => replicas,
-            Some(_) => return Err(config("replicas must be a whole number, 0 to 100")),
+            Some(_) => return Err(config_error("replicas must be a whole number, 0 to 100")),
         };
         let way = match url.scheme.split_once('+').map(|(_, way)| way) {
             Some("sentinel") => sentinel(&mut url, access)?,
@@ -214,7 +214,7 @@ impl Target {
             None => match <[Host; 1]>::try_from(Host::all(&url, 6379)?) {
                 Ok([host]) => Way::One(access.to(host, database(&url.path)?)),
                 Err(_) => {
-                    return Err(config(
+                    return Err(config_error(
                         "redis: takes one host; several are redlock:, redis+sentinel: or redis+cluster:",
                     ));
                 }
@@ -224,7 +224,7 @@ impl Target {
             && database(&url.path)? != 0
         {
             let message = "a Redis Cluster has no database but 0; name no other in the URL";
-            return Err(config(message));
+            return Err(config_error(message));
         }
         let known = match way {
             Way::Sentinel { .. } => SENTINEL_OPTIONS,
@@ -242,7 +242,7 @@ impl Target {
     pub(super) fn server(self) -> Result<Server> {
         match self.way {
             Way::One(server) => Ok(server),
-            _ => Err(config("there is no baseline of several servers")),
+            _ => Err(config_error("there is no baseline of several servers")),
         }
     }
 }
@@ -252,7 +252,7 @@ fn sentinel(url: &mut Url, access: Access) -> Result<Way> {
     let path = url.path.trim_matches('/');
     let (name, db) = path.split_once('/').unwrap_or((path, ""));
     if name.is_empty() {
-        return Err(config(
+        return Err(config_error(
             "redis+sentinel: needs the name of the master as its path, as in redis+sentinel://HOSTS/mymaster",
         ));
     }
@@ -330,7 +330,7 @@ pub(in crate::engines) fn database(path: &str) -> Result<u16> {
         "" => Ok(0),
         number => number.parse().map_err(|_| {
             let message = "the path is the number of a database, as in /0";
-            Error::new(ErrorKind::Config, "connect", message)
+            config_error(message)
         }),
     }
 }

@@ -21,7 +21,7 @@ use super::client::{OF_ONE_SERVER, SOURCES, Script, WORK};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::notify::{Ear, alarm_channel, wake_channel};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
 
@@ -61,7 +61,7 @@ impl Server {
         asked.watch(&mut config);
         let whom = ServerName::try_from(host.name.clone()).map_err(|_| {
             let message = format!("{host}: no certificate can name this host");
-            Error::new(ErrorKind::Config, "connect", message)
+            config_error(message)
         })?;
         let handshake = TlsConnector::from(Arc::new(config)).connect(whom, stream);
         let limit = self.connect_timeout * HANDSHAKE.0 / HANDSHAKE.1;
@@ -73,7 +73,7 @@ impl Server {
         greeted.map_err(|error| match error.kind() {
             ErrorKind::Unreachable if asked.in_vain() => {
                 let message = refuses_ours(&format!("Redis at {host}"));
-                Error::new(ErrorKind::Config, "connect", message)
+                config_error(message)
             }
             _ => error,
         })
@@ -130,7 +130,7 @@ impl Server {
                 let message = format!(
                     "{host} does not speak TLS; use redis: in place of rediss:, or the port for TLS"
                 );
-                Error::new(ErrorKind::Config, "connect", message)
+                config_error(message)
             }
             _ => {
                 let message = format!(
@@ -360,5 +360,5 @@ fn one_node(host: &Host, info: &str) -> Result<()> {
         ),
         _ => return Ok(()),
     };
-    Err(Error::new(ErrorKind::Config, "connect", message))
+    Err(config_error(message))
 }

@@ -6,7 +6,7 @@ use std::io;
 use redis::RedisError;
 
 use super::connection::Server;
-use crate::core::error::{Error, ErrorKind};
+use crate::core::error::{Error, ErrorKind, config_error};
 use crate::engines::kit::{Host, Login, about_tls, cause};
 
 /// The meaning of the server's first word, or of the word inside a script's error. The server says
@@ -184,7 +184,7 @@ pub(in crate::engines) fn no_tls(host: &Host, error: &io::Error) -> Error {
     match cause::<rustls::Error>(error) {
         Some(tls) => {
             let message = about_tls(&format!("Redis at {host}"), "redis", tls);
-            Error::new(ErrorKind::Config, "connect", message)
+            config_error(message)
         }
         None => {
             let message = format!("{host} broke off the TLS handshake; is it a port for TLS?");
@@ -196,7 +196,6 @@ pub(in crate::engines) fn no_tls(host: &Host, error: &io::Error) -> Error {
 /// The error for a refused login.
 pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
     let host = &server.host;
-    let config = |message| Error::new(ErrorKind::Config, "connect", message);
     let denied = |what: &str| Error::new(ErrorKind::Denied, "connect", format!("{host} {what}"));
     let said = error.detail().unwrap_or_default();
     match error.code() {
@@ -210,11 +209,11 @@ pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &Redis
             _ => "refuses this password of its default user; does another user need to be named?",
         }),
         Some("NOAUTH") => denied("asks for a password; give it with password_file="),
-        _ if said.contains("DB index") => config(format!(
+        _ if said.contains("DB index") => config_error(format!(
             "{host} has no database {}; its setting databases says how many there are",
             server.db
         )),
-        _ if said.contains("SELECT is not allowed") => config(format!(
+        _ if said.contains("SELECT is not allowed") => config_error(format!(
             "{host} is in cluster mode and has no database but 0; name no other in the URL"
         )),
         _ => no_connection(host, error),
@@ -225,7 +224,7 @@ pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &Redis
 pub(in crate::engines) fn no_connection(host: &Host, error: &RedisError) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
         let message = about_tls(&format!("Redis at {host}"), "redis", tls);
-        return Error::new(ErrorKind::Config, "connect", message);
+        return config_error(message);
     }
     let fault = fault("connect", error);
     let message = match error.kind() {

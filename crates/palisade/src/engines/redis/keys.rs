@@ -10,7 +10,7 @@
 
 use std::borrow::Cow;
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 
 /// The suffix of a state key.
@@ -56,9 +56,7 @@ impl Keys {
         };
         match beside(&prefix) {
             Some(_) => Ok(Self { prefix }),
-            None => Err(Error::new(
-                ErrorKind::Config,
-                "connect",
+            None => Err(config_error(
                 "namespace: a } needs a { before it, with something in between",
             )),
         }

@@ -27,7 +27,6 @@ mod sentinel;
 pub(in crate::engines) mod servers;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::client::Client;
 use self::cluster::Cluster;
@@ -37,20 +36,14 @@ use self::keys::Keys;
 use self::sentinel::Sentinel;
 use self::servers::{One, Servers};
 use crate::core::capability::Capability;
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-};
+use crate::core::engine::Engine;
 use crate::core::error::Result;
-use crate::core::name::Name;
 use crate::core::queue::SharedQueueStore;
-use crate::core::report::{Checkup, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::core::ticket::Ticket;
 use crate::core::url::{Settings, Url};
-use crate::engines::kit::PerRuntime;
 use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{PerRuntime, absent, rooms};
 
 pub use config::Redis;
 pub(crate) use config::{CLUSTER, FACTORY, SENTINEL};
@@ -120,56 +113,14 @@ impl Engine for RedisEngine {
         self.shown.clone()
     }
 
-    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        self.client.enter(&claim).await
-    }
-
-    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        self.client.wait(&ticket, until).await
-    }
-
-    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        self.client.renew(leases, within).await
-    }
-
-    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        self.client.amend(&ticket, &amendment).await
-    }
-
-    async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        self.client.leave(&ticket).await
-    }
-
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
-    }
-
-    fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(Arc::clone(&self.client))
-    }
-
-    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        self.client.survey(&scope).await
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        notify::changes(Arc::clone(&self.client), scope)
-    }
-
-    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        self.client.evict(&name, &id, eviction).await
-    }
-
-    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
-        self.client.resize(&name, capacity).await
+    rooms! { self.client:
+        Client { enter wait renew leave amend evict resize survey check }
+        notify { alarms watch }
+        absent { audit }
     }
 
     fn queues(&self) -> Option<SharedQueueStore> {
         Some(Arc::new(queue::RedisQueues::new(Arc::clone(&self.client))))
-    }
-
-    async fn check(&self) -> Result<Checkup> {
-        self.client.check().await
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {

@@ -101,7 +101,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// The alarms of one client. Each time listening begins, all leases are checked, because earlier
 /// messages were missed.
-pub(in crate::engines) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
+pub(in crate::engines) fn alarms(client: &Arc<Client>) -> BoxStream<Alarm> {
+    let client = Arc::clone(client);
     match client.servers.sentinel() {
         Some(_) => stream::select(evictions(Arc::clone(&client)), switches(client)).boxed(),
         None => evictions(client),
@@ -176,8 +177,8 @@ struct Watching {
 }
 
 /// Changes to the lines in `scope`, coalesced.
-pub(in crate::engines) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
-    let start = (client, scope, None::<Watching>, false);
+pub(in crate::engines) fn watch(client: &Arc<Client>, scope: &Scope) -> BoxStream<Result<()>> {
+    let start = (Arc::clone(client), scope.clone(), None::<Watching>, false);
     stream::unfold(start, |(client, scope, watching, failed)| async move {
         let Some(now) = watching else {
             if failed {

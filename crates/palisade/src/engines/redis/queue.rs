@@ -218,7 +218,7 @@ impl Leasing for RedisQueues {
                     answer.first().and_then(number::<u64>).unwrap_or(0) > 0
                 }
             };
-            Ok(if left { Left::Done } else { Left::Absent })
+            Ok(Left::of(left))
         })
     }
 
@@ -227,7 +227,7 @@ impl Leasing for RedisQueues {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(Arc::clone(&self.client))
+        notify::alarms(&self.client)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

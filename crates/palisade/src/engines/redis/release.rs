@@ -2,7 +2,6 @@
 
 use redis::Cmd;
 
-use super::acquire::numbers;
 use super::client::{Client, Script};
 use super::inspect::foreign_value;
 use crate::core::claim::READERS;
@@ -40,7 +39,7 @@ impl Client {
             match amendment {
                 Amendment::Value(value) => command.arg("value").arg(value),
                 Amendment::Ask(ask) => {
-                    let (weight, capacity) = numbers(*ask);
+                    let (weight, capacity) = ask.numbers();
                     command.arg("ask").arg(weight).arg(capacity)
                 }
             };

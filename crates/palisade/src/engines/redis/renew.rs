@@ -21,7 +21,7 @@ type Answers = Vec<RedisResult<String>>;
 impl Client {
     pub(in crate::engines) async fn renew(
         &self,
-        leases: Vec<Lease>,
+        leases: &[Lease],
         within: Duration,
     ) -> Vec<Renewal> {
         // This engine never issued shared leases, or tickets whose names have no key.

@@ -22,7 +22,7 @@ use super::config::Access;
 use super::connection::{Connection, Role, Server};
 use super::error::fault;
 use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, PerRuntime};
 
@@ -210,7 +210,7 @@ impl Asked {
                         "{} knows no master of this name; the path of the URL is its name",
                         self.server.host
                     );
-                    Error::new(ErrorKind::Config, "connect", message)
+                    config_error(message)
                 }
                 _ => fault("connect", &error),
             })

@@ -62,7 +62,7 @@ enum Tried {
     Left,
 }
 
-pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<Entered> {
+pub(super) async fn enter(engine: &Arc<Redlock>, claim: &Arc<Claim>) -> Result<Entered> {
     let keys = engine.keys.line(&claim.name)?;
     if engine.was_left(claim.id) {
         return Ok(Entered::Busy);
@@ -78,7 +78,7 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
             split: false,
         }
     } else {
-        let (engine, claim) = (Arc::clone(engine), Arc::clone(&claim));
+        let (engine, claim) = (Arc::clone(engine), Arc::clone(claim));
         finish(attempt(engine, claim, keys.clone())).await?
     };
     match tried {
@@ -100,7 +100,7 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
                 ttl: claim.ttl,
             };
             if engine.waiting.get(claim.id).is_none() {
-                engine.waiting.add(&claim, &keys, armed);
+                engine.waiting.add(claim, &keys, armed);
             }
             Ok(Entered::In {
                 ticket: Ticket::own(claim.name.clone(), claim.id),
@@ -115,9 +115,9 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
     }
 }
 
-pub(super) async fn wait(engine: &Arc<Redlock>, ticket: Ticket, until: BootTime) -> Result<Place> {
+pub(super) async fn wait(engine: &Arc<Redlock>, ticket: &Ticket, until: BootTime) -> Result<Place> {
     let Some(waiter) = engine.waiting.get(ticket.claim) else {
-        return look(engine, &ticket).await;
+        return look(engine, ticket).await;
     };
     let mut rings = waiter.line.rings();
     let limit = engine.limit(waiter.claim.ttl);

@@ -11,7 +11,7 @@ use super::node::Node;
 use super::waiting::Waiting;
 use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, typed_config};
@@ -82,6 +82,8 @@ pub(super) struct Options {
 typed_config! {
     /// Redis servers that know nothing of each other, as [`connect`](crate::connect()) takes them.
     Redlock
+    /// Three or more servers: `name`, `name:port` or `[address]:port` each.
+    hosts of "redlock"
     durations {
         /// The longest ttl in use.
         max_ttl
@@ -93,21 +95,11 @@ typed_config! {
 }
 
 impl Redlock {
-    /// Three or more servers: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let hosts = hosts.into_iter().map(Into::into).collect();
-        Self(Url::new("redlock", hosts))
-    }
-
     /// Lets a server vote right after it has restarted, though it may have forgotten a lock.
     pub fn without_restart_guard(mut self) -> Self {
         self.0.set("restart_guard", "off");
         self
     }
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Options {
@@ -118,25 +110,25 @@ impl Options {
         let longest = Capability::FULL.ttl;
         if max_ttl < longest.min || max_ttl > longest.max {
             let message = format!("max_ttl must be {:?} to {:?}", longest.min, longest.max);
-            return Err(config(message));
+            return Err(config_error(message));
         }
         let node_timeout = url.take_duration("node_timeout")?;
         let guarded = match url.take("restart_guard").as_deref() {
             None | Some("on") => true,
             Some("off") => false,
-            Some(_) => return Err(config("restart_guard must be on or off")),
+            Some(_) => return Err(config_error("restart_guard must be on or off")),
         };
         url.finish(OPTIONS)?;
         let hosts = Host::all(&url, 6379)?;
         if hosts.len() < FEWEST || hosts.len() > MOST {
-            return Err(config(format!(
+            return Err(config_error(format!(
                 "redlock: takes {FEWEST} to {MOST} servers that know nothing of each other, not {}; for one server use redis:",
                 hosts.len()
             )));
         }
         if let Some(twice) = (1..hosts.len()).find(|at| hosts[..*at].contains(&hosts[*at])) {
             let message = format!("{} is named twice; each server votes once", hosts[twice]);
-            return Err(config(message));
+            return Err(config_error(message));
         }
         let db = database(&url.path)?;
         Ok(Self {
@@ -240,6 +232,7 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::error::ErrorKind;
 
     fn options(text: &str) -> Result<Options> {
         let mut url = Url::parse(text)?;

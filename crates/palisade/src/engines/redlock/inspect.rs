@@ -12,7 +12,11 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::redis::check::merged as merged_checkups;
 
-pub(super) async fn survey(
+pub(super) async fn survey(engine: &Arc<Redlock>, scope: &Scope) -> Result<Vec<LineReport>> {
+    survey_during(engine, "survey", scope).await
+}
+
+async fn survey_during(
     engine: &Arc<Redlock>,
     operation: &'static str,
     scope: &Scope,
@@ -37,7 +41,7 @@ pub(super) async fn survey_line(
     operation: &'static str,
     name: &Name,
 ) -> Result<Vec<LineReport>> {
-    survey(engine, operation, &Scope::Line(name.clone())).await
+    survey_during(engine, operation, &Scope::Line(name.clone())).await
 }
 
 /// Merges the servers' reports: a holder needs a majority.

@@ -32,18 +32,13 @@ pub(crate) use self::config::FACTORY;
 use self::node::{Ballot, Node};
 use self::waiting::Waiting;
 use crate::core::capability::Capability;
-use crate::core::claim::{Claim, ClaimId};
+use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal, cannot_resize,
-};
+use crate::core::engine::{BoxFuture, Engine};
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::queue::SharedQueueStore;
-use crate::core::report::{Checkup, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::core::ticket::Ticket;
 use crate::engines::kit::tombstones::Tombstones;
+use crate::engines::kit::{absent, rooms};
 use crate::engines::redis::keys::Keys;
 
 /// The least time that a server has for its reply.
@@ -190,56 +185,13 @@ impl Engine for RedlockEngine {
         self.0.shown.clone()
     }
 
-    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        acquire::enter(&self.0, claim).await
-    }
-
-    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        acquire::wait(&self.0, ticket, until).await
-    }
-
-    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        renew::renew(&self.0, leases, within).await
-    }
-
-    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        release::amend(&self.0, &ticket, &amendment).await
-    }
-
-    async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        release::leave(&self.0, &ticket).await
-    }
-
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
-    }
-
-    fn alarms(&self) -> BoxStream<Alarm> {
-        notify::alarms(&self.0)
-    }
-
-    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        inspect::survey(&self.0, "survey", &scope).await
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        notify::watch(&self.0, &scope)
-    }
-
-    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        release::evict(&self.0, &name, &id, eviction).await
-    }
-
-    async fn resize(&self, _: Name, _: u32) -> Result<bool> {
-        cannot_resize().await
-    }
-
-    fn queues(&self) -> Option<SharedQueueStore> {
-        None
-    }
-
-    async fn check(&self) -> Result<Checkup> {
-        inspect::check(&self.0).await
+    rooms! { self.0:
+        acquire { enter wait }
+        renew { renew }
+        release { leave amend evict }
+        notify { alarms watch }
+        inspect { survey check }
+        absent { audit resize queues }
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {

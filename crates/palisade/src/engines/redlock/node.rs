@@ -8,8 +8,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::Cmd;
 
-use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::claim::{Claim, ClaimId};
+use crate::core::clock::unix_time;
+use crate::core::error::{Error, ErrorKind, Outcome, Result, config_error};
 use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime};
@@ -58,10 +59,7 @@ impl Ballot {
         proposal: u64,
         nodes: usize,
     ) -> Self {
-        let (weight, capacity) = match claim.ask {
-            Ask::Whole => (0, 0),
-            Ask::Part { weight, capacity } => (weight, capacity),
-        };
+        let (weight, capacity) = claim.ask.numbers();
         let ttl = claim.ttl.as_millis() as u64;
         let permit = permit.map_or_else(String::new, |permit| format!("@{permit} "));
         let owner = claim.owner.to_json();
@@ -405,7 +403,7 @@ fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<
             "{host} is the same server as host {} of the URL, and would vote twice; name each server once",
             other + 1
         );
-        return Err(Error::new(ErrorKind::Config, "connect", message));
+        return Err(config_error(message));
     }
     run_ids[at] = Some(run_id.to_owned());
     Ok(())
@@ -413,8 +411,7 @@ fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<
 
 /// The wall clock in microseconds since 1970, the floor of tokens.
 pub(super) fn clock() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |since| since.as_micros() as u64)
+    unix_time().as_micros() as u64
 }
 
 #[cfg(test)]

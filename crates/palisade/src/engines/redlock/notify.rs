@@ -13,7 +13,7 @@ use crate::engines::redis::notify;
 /// The alarms of all servers; each of them announces an eviction.
 pub(super) fn alarms(engine: &Arc<Redlock>) -> BoxStream<Alarm> {
     let nodes = engine.nodes.iter();
-    stream::select_all(nodes.map(|node| notify::alarms(Arc::clone(&node.client)))).boxed()
+    stream::select_all(nodes.map(|node| notify::alarms(&node.client))).boxed()
 }
 
 /// Changes at any server. Servers that can't be watched are no error while a majority can: a change
@@ -21,7 +21,7 @@ pub(super) fn alarms(engine: &Arc<Redlock>) -> BoxStream<Alarm> {
 pub(super) fn watch(engine: &Arc<Redlock>, scope: &Scope) -> BoxStream<Result<()>> {
     let changes = engine.nodes.iter().map(|node| {
         let at = node.at;
-        let changes = notify::changes(Arc::clone(&node.client), scope.clone());
+        let changes = notify::watch(&node.client, scope);
         changes.map(move |change| (at, change)).boxed()
     });
     let (mut down, most) = (

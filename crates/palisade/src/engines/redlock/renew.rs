@@ -47,7 +47,7 @@ impl Count {
 
 pub(super) async fn renew(
     engine: &Arc<Redlock>,
-    leases: Vec<Lease>,
+    leases: &[Lease],
     within: Duration,
 ) -> Vec<Renewal> {
     let here = |lease: &Lease| {
@@ -73,7 +73,7 @@ pub(super) async fn renew(
         .iter()
         .map(|node| {
             let (client, asked) = (Arc::clone(&node.client), asked.clone());
-            Box::pin(async move { client.renew(asked, within).await }) as BoxFuture<_>
+            Box::pin(async move { client.renew(&asked, within).await }) as BoxFuture<_>
         })
         .collect();
     let mut counts: Vec<Count> = asked.iter().map(|_| Count::default()).collect();

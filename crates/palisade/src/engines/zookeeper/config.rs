@@ -13,7 +13,7 @@ use super::proto::Acl;
 use super::renewals::Renewals;
 use super::{Inner, ZooKeeperEngine};
 use crate::core::capability::{Capability, Guarantee, TtlRange};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls, typed_config};
@@ -72,6 +72,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 typed_config! {
     /// A ZooKeeper ensemble, as [`connect`](crate::connect()) takes it.
     ZooKeeper
+    /// Servers of the ensemble: `name`, `name:port` or `[address]:port` each.
+    hosts of "zookeeper"
     texts {
         /// `mutex`, or `readwrite` for the names of Curator's read-write lock.
         layout
@@ -83,21 +85,11 @@ typed_config! {
 }
 
 impl ZooKeeper {
-    /// Servers of the ensemble: `name`, `name:port` or `[address]:port` each.
-    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let hosts = hosts.into_iter().map(Into::into).collect();
-        Self(Url::new("zookeeper", hosts))
-    }
-
     /// Puts everything below this node, as in `/locks`.
     pub fn chroot(mut self, path: impl Into<String>) -> Self {
         self.0.path = path.into();
         self
     }
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
 }
 
 /// Opens what the URL names, and begins a session.
@@ -112,14 +104,14 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let layout = match url.take("layout").as_deref() {
         None | Some("mutex") => Layout::Mutex,
         Some("readwrite") => Layout::ReadWrite,
-        Some(_) => return Err(config("option layout must be mutex or readwrite")),
+        Some(_) => return Err(config_error("option layout must be mutex or readwrite")),
     };
     let acl = match url.take("acl").as_deref() {
         None if login.user.is_some() => Acl::creator(),
         Some("creator") if login.user.is_some() => Acl::creator(),
-        Some("creator") => return Err(config("acl=creator needs user= and password_file=")),
+        Some("creator") => return Err(config_error("acl=creator needs user= and password_file=")),
         None | Some("open") => Acl::open(),
-        Some(_) => return Err(config("option acl must be open or creator")),
+        Some(_) => return Err(config_error("option acl must be open or creator")),
     };
     url.finish(OPTIONS)?;
     let hosts = Host::all(&url, if encrypted { TLS_PORT } else { PORT })?;

@@ -18,8 +18,8 @@ use tokio_rustls::TlsConnector;
 
 use super::proto::{Greeted, Request, greeting};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
+use crate::core::error::{Error, Result, config_error, no_connection};
+use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours, why};
 
 /// More than any packet that a server sends (`jute.maxbuffer` is 1 MiB by default).
 const PACKET_MAX: usize = 64 << 20;
@@ -125,14 +125,14 @@ impl Endpoints {
                     return Ok(connection);
                 }
                 Ok(Err(error)) => error,
-                Err(_) => unreachable(format!("{host} did not answer within {limit:?}")),
+                Err(_) => no_connection(format!("{host} did not answer within {limit:?}")),
             };
             // An error that needs a fix by the user takes precedence over a transient one.
             if refused.as_ref().is_none_or(Error::is_transient) {
                 refused = Some(error);
             }
         }
-        let refused = refused.unwrap_or_else(|| unreachable("there is no server to connect to"));
+        let refused = refused.unwrap_or_else(|| no_connection("there is no server to connect to"));
         Err(NoConnection::Failed(refused))
     }
 
@@ -172,7 +172,7 @@ impl Endpoints {
             .await
             .map_err(|error| self.no_greeting(host, &error))?;
         let greeted = Greeted::read(&packet)
-            .map_err(|_| unreachable(format!("{host} does not answer as ZooKeeper does")))?;
+            .map_err(|_| no_connection(format!("{host} does not answer as ZooKeeper does")))?;
         Ok(Connection {
             stream,
             inbox,
@@ -189,17 +189,9 @@ impl Endpoints {
     /// can't be negotiated.
     pub(super) async fn dial(&self, host: &Host) -> Result<Box<dyn Bytes>> {
         let no_tcp = |error: io::Error| {
-            let why = match error.kind() {
-                io::ErrorKind::ConnectionRefused => ": the connection is refused",
-                io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-                    ": there is no way to this host"
-                }
-                // Errors of the resolver have no OS error number.
-                _ if error.raw_os_error().is_none() => ": the host's name is not known",
-                _ => "",
-            };
+            let why = why(&error, true);
             let message = format!("{host} can't be connected to{why}; is ZooKeeper running there?");
-            unreachable(message)
+            no_connection(message)
         };
         let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
         let stream = stream.map_err(no_tcp)?;
@@ -207,15 +199,14 @@ impl Endpoints {
         let Some(tls) = &self.tls else {
             return Ok(Box::new(stream));
         };
-        let mut client = tls.fresh()?.client_config()?;
-        self.asked.watch(&mut client);
+        let client = self.asked.config(tls)?;
         let whom = ServerName::try_from(host.name.clone());
-        let whom = whom.map_err(|_| config("the host's name can't be in a certificate"))?;
+        let whom = whom.map_err(|_| config_error("the host's name can't be in a certificate"))?;
         let connected = TlsConnector::from(Arc::new(client))
             .connect(whom, stream)
             .await;
         let stream = connected.map_err(|error| match cause::<rustls::Error>(&error) {
-            Some(tls) => config(about_tls("ZooKeeper", "zookeeper", tls)),
+            Some(tls) => config_error(about_tls("ZooKeeper", "zookeeper", tls)),
             None => self.no_greeting(host, &error),
         })?;
         Ok(Box::new(stream))
@@ -224,20 +215,21 @@ impl Endpoints {
     /// Explains why a server did not accept the session handshake.
     fn no_greeting(&self, host: &Host, error: &io::Error) -> Error {
         if let Some(tls) = cause::<rustls::Error>(error) {
-            return config(about_tls("ZooKeeper", "zookeeper", tls));
+            return config_error(about_tls("ZooKeeper", "zookeeper", tls));
         }
         if self.is_encrypted() && self.asked.in_vain() {
-            return config(refuses_ours("ZooKeeper"));
+            return config_error(refuses_ours("ZooKeeper"));
         }
         let hint = if self.is_encrypted() {
             ""
         } else {
             ", or speaks TLS (use zookeepers:)"
         };
-        unreachable(format!(
+        let message = format!(
             "{host} closed the connection: it is not in a majority, lags behind what this client \
              has seen{hint}"
-        ))
+        );
+        no_connection(message)
     }
 }
 
@@ -256,14 +248,6 @@ pub(super) fn take_packet(inbox: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     let packet = inbox[4..4 + length].to_vec();
     inbox.drain(..4 + length);
     Ok(Some(packet))
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
-fn unreachable(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
 #[cfg(test)]

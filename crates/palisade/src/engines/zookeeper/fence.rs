@@ -11,13 +11,14 @@ use super::acquire::unexpected;
 use super::keys::Keys;
 use super::proto::{Answer, Lives, Refused, Request, Stat, code};
 use super::{Inner, config, error};
-use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::cas::Retry;
-use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
+use crate::fence::{
+    FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, digits, read_digits,
+};
 
 /// A server accepts packets of 1 MiB (`jute.maxbuffer`) and closes the connection of a client that
 /// sends more. The paths of a write need some of it.
@@ -29,12 +30,10 @@ const MOST_DATA: usize = 1_000_000;
 /// As opening the engine.
 pub(crate) async fn open(url: Url, settings: &Settings, rule: Rule) -> Result<SharedFence> {
     let inner = config::open(url, settings).await?;
-    Ok(Arc::new(ZooKeeperFence(Arc::new(Store { inner, rule }))))
+    Ok(Arc::new(Stored::new(ZooKeeperFence { inner, rule })))
 }
 
-struct ZooKeeperFence(Arc<Store>);
-
-struct Store {
+struct ZooKeeperFence {
     inner: Inner,
     rule: Rule,
 }
@@ -51,7 +50,7 @@ struct Mark {
     stat: Stat,
 }
 
-impl Store {
+impl ZooKeeperFence {
     fn nodes(&self, resource: &Name) -> Result<Nodes> {
         let (mark, data) = self.inner.keys.fenced(resource)?;
         Ok(Nodes { mark, data })
@@ -70,7 +69,7 @@ impl Store {
     }
 
     /// Reads the mark as the leader has it, and what else is asked for.
-    async fn read(
+    async fn read_nodes(
         &self,
         nodes: &Nodes,
         more: impl IntoIterator<Item = Request>,
@@ -104,8 +103,9 @@ impl Store {
         let nodes = Keys::parents(above).filter(|node| is_absent && !node.is_empty());
         nodes.map(|node| self.put(node, None, &[])).collect()
     }
+}
 
-    /// Has a token judged, and what comes with it written if it is accepted.
+impl FenceStore for ZooKeeperFence {
     async fn judged(
         &self,
         resource: &Name,
@@ -120,7 +120,7 @@ impl Store {
         let mut retry = Retry::many();
         loop {
             let look = data.as_ref().map(|_| Request::exists(&nodes.data));
-            let (mark, found) = self.read(&nodes, look).await?;
+            let (mark, found) = self.read_nodes(&nodes, look).await?;
             let highest = mark.as_ref().map(|mark| mark.highest);
             let verdict = self.rule.judge(highest, token);
             if verdict != Verdict::Accepted {
@@ -154,8 +154,7 @@ impl Store {
         }
     }
 
-    /// The mark and the data that belongs to it.
-    async fn kept(&self, resource: &Name) -> Result<Option<Fenced>> {
+    async fn read(&self, resource: &Name) -> Result<Option<Fenced>> {
         let nodes = self.nodes(resource)?;
         let mut retry = Retry::many();
         loop {
@@ -163,7 +162,7 @@ impl Store {
                 Request::data(&nodes.data, false),
                 Request::exists(&nodes.mark),
             ];
-            let (mark, found) = self.read(&nodes, more).await?;
+            let (mark, found) = self.read_nodes(&nodes, more).await?;
             let [data, again] = found.as_slice() else {
                 return Err(unexpected());
             };
@@ -180,12 +179,17 @@ impl Store {
         }
     }
 
+    async fn highest(&self, resource: &Name) -> Result<Option<Token>> {
+        let (mark, _) = self.read_nodes(&self.nodes(resource)?, []).await?;
+        Ok(mark.map(|mark| mark.highest))
+    }
+
     async fn forget(&self, resource: &Name) -> Result<bool> {
         let nodes = self.nodes(resource)?;
         let mut retry = Retry::many();
         loop {
             let look = [Request::exists(&nodes.data)];
-            let (mark, found) = self.read(&nodes, look).await?;
+            let (mark, found) = self.read_nodes(&nodes, look).await?;
             if mark.is_none() {
                 return Ok(false);
             }
@@ -202,44 +206,9 @@ impl Store {
             retry.or_busy("fence").await?;
         }
     }
-}
-
-impl Fence for ZooKeeperFence {
-    fn write(
-        &self,
-        resource: &Name,
-        token: WriteToken,
-        data: Vec<u8>,
-    ) -> BoxFuture<Result<Verdict>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.judged(&resource, token, Some(data)).await })
-    }
-
-    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.judged(&resource, token, None).await })
-    }
-
-    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.kept(&resource).await })
-    }
-
-    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move {
-            let (mark, _) = store.read(&store.nodes(&resource)?, []).await?;
-            Ok(mark.map(|mark| mark.highest))
-        })
-    }
-
-    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
-        let (store, resource) = (Arc::clone(&self.0), resource.clone());
-        Box::pin(async move { store.forget(&resource).await })
-    }
 
     fn rule(&self) -> Rule {
-        self.0.rule
+        self.rule
     }
 }
 

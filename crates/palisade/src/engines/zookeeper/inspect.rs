@@ -274,12 +274,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     };
     let mut findings = Vec::new();
     let mut find = |severity, code, message: String, remedy: &str| {
-        findings.push(Finding {
-            severity,
-            code,
-            message,
-            remedy: remedy.to_owned(),
-        });
+        findings.push(Finding::new(severity, code, message, remedy));
     };
     let version = version(engine).await;
     if version.as_deref().is_some_and(is_old) {

@@ -29,9 +29,10 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use serde::{Deserialize, Serialize};
 
 use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
+use crate::engines::kit::uuid::{read_uuid, uuid};
 
 /// What Curator writes into a holder's znode to ask for its release.
 const REVOKE: &[u8] = b"__REVOKE__";
@@ -76,7 +77,7 @@ impl Keys {
                     "{what}: on ZooKeeper, words joined by single slashes, none of them . or .., \
                      and none with characters beyond U+D7FF"
                 );
-                return Err(Error::new(ErrorKind::Config, "connect", message));
+                return Err(config_error(message));
             }
         }
         let below = |part: &str| match part {
@@ -97,7 +98,7 @@ impl Keys {
         if keys.is_reserved(&keys.base) {
             let message = "/zookeeper and .palisade are where ZooKeeper and palisade keep records \
                            of their own; use another path";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
         Ok(keys)
     }
@@ -188,7 +189,7 @@ impl Keys {
 
     /// The name of a new ticket, without the sequence that the server appends.
     pub(super) fn ticket(&self, claim: ClaimId, ask: Ask) -> String {
-        let id = uuid(claim);
+        let id = uuid(claim.0);
         let word = match self.layout {
             Layout::Mutex => "lock-",
             Layout::ReadWrite => "__WRIT__",
@@ -264,7 +265,7 @@ fn read_sequence<'a>(head: &'a str, number: &str) -> Option<(&'a str, i32)> {
 fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
     let rest = head.strip_prefix("_c_")?;
     let (id, rest) = rest.split_at_checked(36)?;
-    let claim = read_uuid(id)?;
+    let claim = ClaimId(read_uuid(id)?);
     let kind = rest.strip_prefix('-')?;
     let whole = ["lock-", "__WRIT__"];
     if whole.contains(&kind) {
@@ -278,25 +279,6 @@ fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
     let (weight, capacity) = (weight.parse().ok()?, capacity.parse().ok()?);
     let is_sound = weight >= 1 && weight <= capacity;
     is_sound.then_some((claim, Ask::Part { weight, capacity }))
-}
-
-/// A claim in the format of Curator's ids.
-fn uuid(claim: ClaimId) -> String {
-    let hex = format!("{:032x}", claim.0);
-    let parts = [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ];
-    parts.join("-")
-}
-
-fn read_uuid(text: &str) -> Option<ClaimId> {
-    let hex = text.replace('-', "");
-    let claim = ClaimId(u128::from_str_radix(&hex, 16).ok()?);
-    (uuid(claim) == text).then_some(claim)
 }
 
 fn encode(name: &str) -> String {

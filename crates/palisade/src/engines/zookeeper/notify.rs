@@ -142,7 +142,7 @@ impl Follow {
 }
 
 /// Hints that a survey of `scope` may have changed.
-pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
+pub(super) fn watch(engine: &Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
     let path = match scope {
         Scope::Line(name) => match engine.keys.line(name) {
             Ok(line) => line,
@@ -155,5 +155,5 @@ pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> 
         let told = follow.next(&engine).await;
         Some((told, (engine, follow)))
     };
-    Box::pin(stream::unfold((engine, follow), next))
+    Box::pin(stream::unfold((Arc::clone(engine), follow), next))
 }

@@ -47,7 +47,7 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
         },
     };
     engine.known.lock().remove(ticket.claim);
-    Ok(if left { Left::Done } else { Left::Absent })
+    Ok(Left::of(left))
 }
 
 /// Deletes all znodes of the claim. The request follows their creates on the same session, so none
@@ -118,7 +118,7 @@ async fn call(
 pub(super) async fn amend(
     engine: &Arc<Inner>,
     ticket: &Ticket,
-    amendment: Amendment,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let mut retry = Retry::times(TRIES);
     loop {
@@ -135,7 +135,7 @@ pub(super) async fn amend(
             known: &known,
             node: &node,
         };
-        let amended = match &amendment {
+        let amended = match amendment {
             Amendment::Value(value) => amending.set_value(value).await,
             Amendment::Ask(ask) => amending.reweigh(*ask).await,
         };

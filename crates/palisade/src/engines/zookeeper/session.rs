@@ -22,7 +22,7 @@ use super::thread::Thread;
 use super::watches::{Watched, Watches};
 use crate::core::clock::BootTime;
 use crate::core::engine::Alarm;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, Result, no_connection};
 use crate::core::ticket::{LeaseId, LeaseStart};
 
 /// How many answers in a row may be late before the connection is dropped.
@@ -153,7 +153,7 @@ impl Session {
                 Err(no) => {
                     let error = match no {
                         NoConnection::Failed(error) => error,
-                        NoConnection::Over => unreachable("the server granted no session"),
+                        NoConnection::Over => no_connection("the server granted no session"),
                     };
                     return drop(tell.send(Err(error)));
                 }
@@ -168,8 +168,8 @@ impl Session {
         let opened = tokio::time::timeout(limit, told).await;
         match opened {
             Ok(Ok(opened)) => opened,
-            Ok(Err(_)) => Err(unreachable("the attempt to connect was given up")),
-            Err(_) => Err(unreachable(format!(
+            Ok(Err(_)) => Err(no_connection("the attempt to connect was given up")),
+            Err(_) => Err(no_connection(format!(
                 "no connection to the ensemble within {limit:?}"
             ))),
         }
@@ -277,10 +277,6 @@ impl Session {
             let _ = tokio::time::timeout(CLOSING, told).await;
         }
     }
-}
-
-fn unreachable(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
 #[cfg(test)]

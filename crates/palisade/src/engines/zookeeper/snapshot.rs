@@ -2,13 +2,11 @@
 //!
 //! The write that made its node decides a place. A later read confirms it even if the answer is
 //! stale: whoever is ahead can only go, so that a claim that held at any time holds for as long as
-//! its node is there. Who holds is the core's to say ([`admit`], [`Line`]).
+//! its node is there. Who holds is the core's to say ([`Line`]).
 
 use std::cmp::Ordering;
-use std::time::Duration;
 
 use super::keys::{Child, Record};
-use crate::core::admission::{Admission, Standing, admit, capacity};
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
@@ -74,22 +72,15 @@ impl Snapshot {
             _ => a.name.cmp(&b.name),
         });
         let mut line = Line::default();
-        let mut live = None;
         for child in children {
-            let mut ask = child.ask;
-            let mut misfit = None;
-            if let Ask::Part { capacity, .. } = ask
-                && *live.get_or_insert(capacity) != capacity
-            {
-                // It is about to leave, or a mistake: it shares with nobody.
-                misfit = live.map(|live| (live, capacity));
-                ask = Ask::Whole;
-            }
+            let misfit = line.misfit(child.ask);
+            // One that misfits shares with nobody.
+            let ask = misfit.map_or(child.ask, |_| Ask::Whole);
             let place = Place {
                 misfit,
                 ..Place::unread(child)
             };
-            line.seats.push(seat(line.seats.len(), ask, Some(place)));
+            line.seats.push(Seat::read(line.seats.len(), ask, place));
         }
         Self { line }
     }
@@ -109,19 +100,7 @@ impl Snapshot {
 
     /// Whom the ticket at `at` waits for; `None` when it holds.
     pub(super) fn ahead_of(&self, at: usize) -> Option<Ahead> {
-        let seats = &self.line.seats[..=at];
-        let me = &seats[at];
-        let standings = seats.iter().map(|seat| Standing {
-            id: seat.id,
-            ask: seat.ask,
-        });
-        let capacity = capacity(standings.clone().map(|standing| standing.ask));
-        let id = match admit(standings, me.id, capacity) {
-            Admission::Held => return None,
-            Admission::Behind(id) if matches!(me.ask, Ask::Whole | Ask::READ) => id,
-            Admission::Behind(_) | Admission::Absent => return Some(Ahead::Anyone),
-        };
-        let nearest = self.line.seat(id);
+        let nearest = self.line.ahead_of(at)?;
         Some(nearest.map_or(Ahead::Anyone, |seat| {
             Ahead::Child(seat.extra.child.name.clone())
         }))
@@ -133,34 +112,19 @@ impl Snapshot {
     /// `CapacityMismatch` when the line is in use with another capacity.
     pub(super) fn has_room(mut self, ask: Ask) -> Result<bool> {
         let at = self.line.seats.len();
-        self.line.push(seat(at, ask, None))?;
+        let nobody = Place::unread(Child {
+            name: String::new(),
+            claim: None,
+            ask,
+            sequence: 0,
+        });
+        self.line.push(Seat::read(at, ask, nobody))?;
         Ok(self.ahead_of(at).is_none())
     }
 
     /// Marks the holders: always the first ones, because nobody overtakes.
     pub(super) fn settle(&mut self) {
         self.line.settle(BootTime::PAST, || 1);
-    }
-}
-
-/// A seat is known by its position, since other tools have no claim ids.
-fn seat(at: usize, ask: Ask, place: Option<Place>) -> Seat<Place> {
-    let nobody = || {
-        Place::unread(Child {
-            name: String::new(),
-            claim: None,
-            ask,
-            sequence: 0,
-        })
-    };
-    Seat {
-        id: ClaimId(at as u128 + 1),
-        ask,
-        sequence: 0,
-        expires: BootTime::NEVER,
-        ttl: Duration::ZERO,
-        evicted: false,
-        extra: place.unwrap_or_else(nobody),
     }
 }
 

@@ -196,7 +196,7 @@ impl Leasing for FileQueues {
                     self.ask("leave", &ticket.name, leave).await?
                 }
             };
-            Ok(if left > 0 { Left::Done } else { Left::Absent })
+            Ok(Left::of(left > 0))
         })
     }
 

@@ -3,12 +3,13 @@
 //! The rules are those of `core::queue`. There is one writer at a time, so each operation is plain
 //! reading and writing.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::database::{NEVER, Opened, damaged, failed};
 use crate::core::claim::ClaimId;
+use crate::core::clock::unix_time;
 use crate::core::error::{Error, Result};
 use crate::core::queue::{DEDUPLICATED, Delivery, Draft, Pushed, Receipt, Settlement, Take, Taken};
 use crate::engines::file::liveness::{self, Hint, Peer};
@@ -145,8 +146,7 @@ impl<'a> Tx<'a> {
     }
 
     pub(super) fn push(&mut self, drafts: Vec<Draft>) -> Result<Vec<Pushed>> {
-        let today = SystemTime::now().duration_since(UNIX_EPOCH);
-        let today = today.map_or(0, |since| since.as_millis() as i64);
+        let today = unix_time().as_millis() as i64;
         let (mut pushed, mut awake) = (Vec::with_capacity(drafts.len()), 0);
         for draft in drafts {
             let number = self.assign();

@@ -33,7 +33,7 @@ const ANSWERED: Duration = Duration::from_secs(1);
 /// The pause before another attempt to get a session for a claim whose turn it is.
 const RETRY: Duration = Duration::from_millis(100);
 
-pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result<Entered> {
+pub(super) async fn enter(registry: &Arc<Registry>, claim: &Arc<Claim>) -> Result<Entered> {
     if registry.has_departed(claim.id) {
         return Ok(Entered::Busy);
     }
@@ -57,7 +57,7 @@ pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result
         }
         Taken::Away => return Err(no_session_locks("enter")),
     };
-    let local = LocalClaim::new(claim, key, place, sent);
+    let local = LocalClaim::new(Arc::clone(claim), key, place, sent);
     if place == Place::Waiting {
         registry.insert(Arc::clone(&local));
         let turn = registry.turn(&local.key).try_lock_owned().ok();

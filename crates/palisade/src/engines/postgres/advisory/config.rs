@@ -12,7 +12,7 @@ use super::keys::Keys;
 use super::registry::Registry;
 use crate::core::capability::{Capability, EndsWith, Permits, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 
@@ -81,7 +81,7 @@ pub(super) struct Config {
 /// Opens the engine; nothing is sent before the first verb.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a URL or option that can't be used.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL or option that can't be used.
 pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let schema = Schema::take(&mut url)?;
     let keys = Keys::new(url.take("key").as_deref(), &settings.namespace)?;
@@ -94,7 +94,7 @@ pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         Some(Ok(count @ 1..=10_000)) => count,
         Some(_) => {
             let message = "option max_connections must be a whole number, 1 to 10000";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
+            return Err(config_error(message));
         }
     };
     let config = Config {

@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::super::error::{failed, unreadable};
-use super::super::inspect::{Subject, empty_line, examine, poll};
+use super::super::inspect::{Subject, examine};
 use super::super::pooler::Between;
 use super::claim::LocalClaim;
 use super::owner_record;
@@ -21,6 +21,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
+use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::timed;
 
 /// The locks of this database. `$1` is the key of one line, or null; `$2` the namespace; `$3` the
@@ -125,7 +126,7 @@ pub(super) async fn survey(registry: &Registry, scope: &Scope) -> Result<Vec<Lin
         let Some(name) = name else { continue };
         let at = lines.iter().position(|line| line.name == name);
         let at = at.unwrap_or_else(|| {
-            lines.push(empty_line(name));
+            lines.push(LineReport::empty(name));
             lines.len() - 1
         });
         let pid = lock.pid;
@@ -197,8 +198,9 @@ async fn look(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
     held.or_else(|_| unreadable("survey"))
 }
 
-pub(super) fn watch(registry: Arc<Registry>, scope: Scope) -> BoxStream<Result<()>> {
-    poll(POLL, move || {
+pub(super) fn watch(registry: &Arc<Registry>, scope: &Scope) -> BoxStream<Result<()>> {
+    let (registry, scope) = (Arc::clone(registry), scope.clone());
+    poll_watch(POLL, move || {
         let (registry, scope) = (Arc::clone(&registry), scope.clone());
         async move {
             let grants = grants(&registry).await?;

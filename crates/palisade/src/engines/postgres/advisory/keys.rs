@@ -8,7 +8,7 @@
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 
 /// How the key is derived.
@@ -46,10 +46,6 @@ pub(in super::super) struct Keys {
     namespace: String,
 }
 
-fn config(message: &str) -> Error {
-    Error::new(ErrorKind::Config, "connect", message)
-}
-
 impl Keys {
     /// Parses the option `key`.
     ///
@@ -60,15 +56,15 @@ impl Keys {
             None | Some("sqlx") => Derivation::Sqlx,
             Some("hashtext") => Derivation::Hashtext,
             Some("raw") => Derivation::Raw,
-            Some(_) => return Err(config("option key must be sqlx, hashtext or raw")),
+            Some(_) => return Err(config_error("option key must be sqlx, hashtext or raw")),
         };
         if derivation == Derivation::Raw && !namespace.is_empty() {
-            return Err(config(
+            return Err(config_error(
                 "key=raw takes names as numbers; use it with namespace=",
             ));
         }
         if namespace.contains('/') {
-            return Err(config("a namespace has no / on postgres+advisory:"));
+            return Err(config_error("a namespace has no / on postgres+advisory:"));
         }
         Ok(Self {
             derivation,

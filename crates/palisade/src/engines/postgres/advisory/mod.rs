@@ -18,7 +18,6 @@ mod session;
 mod statements;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 pub(crate) use config::FACTORY;
 pub use config::open;
@@ -27,18 +26,10 @@ pub(super) use keys::Keys;
 use self::config::CAPABILITY;
 use self::registry::Registry;
 use crate::core::capability::Capability;
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-    cannot_resize,
-};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::queue::SharedQueueStore;
-use crate::core::report::{Checkup, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::core::engine::{Alarm, BoxStream, Engine};
+use crate::core::ticket::Ticket;
 use crate::engines::kit::alarms::alarms;
+use crate::engines::kit::{absent, rooms};
 
 /// The session locks of one client.
 struct AdvisoryEngine {
@@ -55,58 +46,18 @@ impl Engine for AdvisoryEngine {
         self.shown.clone()
     }
 
-    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        acquire::enter(&self.registry, claim).await
-    }
-
-    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        acquire::wait(&self.registry, &ticket, until).await
-    }
-
-    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        renew::renew(&self.registry, &leases, within).await
-    }
-
-    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        release::amend(&self.registry, &ticket, amendment).await
-    }
-
-    async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        release::leave(&self.registry, &ticket).await
-    }
-
-    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
-        Ok(Vec::new())
+    rooms! { self.registry:
+        acquire { enter wait }
+        renew { renew }
+        release { leave amend evict }
+        inspect { survey watch check }
+        absent { audit resize queues }
     }
 
     /// The keeper calls this, in its own runtime.
     fn alarms(&self) -> BoxStream<Alarm> {
         self.registry.settle_here();
         alarms(self.registry.alarms.subscribe())
-    }
-
-    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        inspect::survey(&self.registry, &scope).await
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        inspect::watch(Arc::clone(&self.registry), scope)
-    }
-
-    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        release::evict(&self.registry, &name, &id, eviction).await
-    }
-
-    async fn resize(&self, _name: Name, _capacity: u32) -> Result<bool> {
-        cannot_resize().await
-    }
-
-    fn queues(&self) -> Option<SharedQueueStore> {
-        None
-    }
-
-    async fn check(&self) -> Result<Checkup> {
-        inspect::check(&self.registry).await
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {

@@ -28,7 +28,7 @@ use super::statements::Blanks;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Place};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, ErrorKind, Result, no_connection};
 use crate::core::url::Settings;
 use crate::engines::kit::tombstones::Tombstones;
 use crate::engines::kit::{Link, PerRuntime, timed};
@@ -196,7 +196,7 @@ impl Registry {
         let connected = tokio::time::timeout(limit, self.connector.connect()).await;
         connected.unwrap_or_else(|_| {
             let message = format!("no connection within {limit:?}");
-            Err(Error::new(ErrorKind::Unreachable, "connect", message))
+            Err(no_connection(message))
         })
     }
 

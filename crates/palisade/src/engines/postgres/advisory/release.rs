@@ -71,7 +71,7 @@ async fn stop_waiting(registry: &Registry, local: &LocalClaim) {
 pub(super) async fn amend(
     registry: &Registry,
     ticket: &Ticket,
-    amendment: Amendment,
+    amendment: &Amendment,
 ) -> Result<Amended> {
     let local = registry.claim(ticket.claim).filter(|local| {
         let sequence = local.sequence();
@@ -82,12 +82,12 @@ pub(super) async fn amend(
     };
     let asked = match amendment {
         Amendment::Value(value) => {
-            local.state.lock().value = Some(value);
+            local.state.lock().value = Some(value.clone());
             let recorded = owner_record::record(registry, local);
             timed("amend", registry.timeout, recorded).await??;
             return Ok(Amended::Done);
         }
-        Amendment::Ask(ask) => ask,
+        Amendment::Ask(ask) => *ask,
     };
     let now = local.state.lock().ask;
     let verb = match (now, asked) {

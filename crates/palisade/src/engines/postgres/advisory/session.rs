@@ -20,7 +20,7 @@ use super::super::statements::{Parameters, Prepared};
 use super::keys::Key;
 use super::statements::{AWAY, Blanks, STATEMENTS, Statement, TIMELINE, Verb};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Result, no_connection};
 
 /// How long the runtime that drives a connection may take to respond: far more than one needs that
 /// is not blocked, far less than heartbeats can spare.
@@ -100,7 +100,7 @@ impl Session {
         }
         let timeline = word().to_owned();
         if timeline.is_empty() {
-            return Err(Error::new(ErrorKind::Unreachable, "connect", STANDBY));
+            return Err(no_connection(STANDBY));
         }
         // 6 s of silence, then a probe every 2 s: a silent client is dropped after 12 to 14 s.
         // `synchronous_commit`, because a token that was returned must survive a crash of the

@@ -1,0 +1,128 @@
+//! `rooms!`: which room of an engine has which verb, as a table inside its `impl Engine`.
+//!
+//! Every engine has the same rooms, and a verb there is a function of what the verbs share and of
+//! the verb's own arguments by reference. A room can also be a type that has the verbs as methods.
+//! What an engine does in another way it writes beside the table. A verb that is in neither does
+//! not compile.
+//!
+//! ```text
+//! impl Engine for ConsulEngine {
+//!     rooms! { self.0:
+//!         acquire { enter wait }
+//!         renew { renew audit }
+//!         absent { queues }
+//!         …
+//!     }
+//! ```
+
+/// See the module's text.
+macro_rules! rooms {
+    (self: $($room:ident { $($verb:ident)+ })+) => {
+        $($($crate::engines::kit::rooms! { @$verb [] $room })+)+
+    };
+    (self.$shared:tt: $($room:ident { $($verb:ident)+ })+) => {
+        $($($crate::engines::kit::rooms! { @$verb [.$shared] $room })+)+
+    };
+    (@enter [$($of:tt)*] $room:ident) => {
+        async fn enter(
+            &self,
+            claim: std::sync::Arc<$crate::core::claim::Claim>,
+        ) -> $crate::core::error::Result<$crate::core::engine::Entered> {
+            $room::enter(&self$($of)*, &claim).await
+        }
+    };
+    (@wait [$($of:tt)*] $room:ident) => {
+        async fn wait(
+            &self,
+            ticket: $crate::core::ticket::Ticket,
+            until: $crate::core::clock::BootTime,
+        ) -> $crate::core::error::Result<$crate::core::engine::Place> {
+            $room::wait(&self$($of)*, &ticket, until).await
+        }
+    };
+    (@renew [$($of:tt)*] $room:ident) => {
+        async fn renew(
+            &self,
+            leases: Vec<$crate::core::ticket::Lease>,
+            within: std::time::Duration,
+        ) -> Vec<$crate::core::engine::Renewal> {
+            $room::renew(&self$($of)*, &leases, within).await
+        }
+    };
+    (@audit [$($of:tt)*] $room:ident) => {
+        async fn audit(
+            &self,
+            lease: $crate::core::ticket::LeaseId,
+        ) -> $crate::core::error::Result<Vec<$crate::core::engine::Audited>> {
+            $room::audit(&self$($of)*, lease).await
+        }
+    };
+    (@leave [$($of:tt)*] $room:ident) => {
+        async fn leave(
+            &self,
+            ticket: $crate::core::ticket::Ticket,
+        ) -> $crate::core::error::Result<$crate::core::engine::Left> {
+            $room::leave(&self$($of)*, &ticket).await
+        }
+    };
+    (@amend [$($of:tt)*] $room:ident) => {
+        async fn amend(
+            &self,
+            ticket: $crate::core::ticket::Ticket,
+            amendment: $crate::core::engine::Amendment,
+        ) -> $crate::core::error::Result<$crate::core::engine::Amended> {
+            $room::amend(&self$($of)*, &ticket, &amendment).await
+        }
+    };
+    (@evict [$($of:tt)*] $room:ident) => {
+        async fn evict(
+            &self,
+            name: $crate::core::name::Name,
+            id: String,
+            eviction: $crate::core::engine::Eviction,
+        ) -> $crate::core::error::Result<bool> {
+            $room::evict(&self$($of)*, &name, &id, eviction).await
+        }
+    };
+    (@resize [$($of:tt)*] $room:ident) => {
+        async fn resize(
+            &self,
+            name: $crate::core::name::Name,
+            capacity: u32,
+        ) -> $crate::core::error::Result<bool> {
+            $room::resize(&self$($of)*, &name, capacity).await
+        }
+    };
+    (@alarms [$($of:tt)*] $room:ident) => {
+        fn alarms(&self) -> $crate::core::engine::BoxStream<$crate::core::engine::Alarm> {
+            $room::alarms(&self$($of)*)
+        }
+    };
+    (@watch [$($of:tt)*] $room:ident) => {
+        fn watch(
+            &self,
+            scope: $crate::core::report::Scope,
+        ) -> $crate::core::engine::BoxStream<$crate::core::error::Result<()>> {
+            $room::watch(&self$($of)*, &scope)
+        }
+    };
+    (@survey [$($of:tt)*] $room:ident) => {
+        async fn survey(
+            &self,
+            scope: $crate::core::report::Scope,
+        ) -> $crate::core::error::Result<Vec<$crate::core::report::LineReport>> {
+            $room::survey(&self$($of)*, &scope).await
+        }
+    };
+    (@check [$($of:tt)*] $room:ident) => {
+        async fn check(&self) -> $crate::core::error::Result<$crate::core::report::Checkup> {
+            $room::check(&self$($of)*).await
+        }
+    };
+    (@queues [$($of:tt)*] $room:ident) => {
+        fn queues(&self) -> Option<$crate::core::queue::SharedQueueStore> {
+            $room::queues(&self$($of)*)
+        }
+    };
+}
+pub(crate) use rooms;

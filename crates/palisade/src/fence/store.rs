@@ -1,0 +1,74 @@
+//! `FenceStore`: what the fenced storage of an engine does, as plain `async fn`s. `Stored` makes a
+//! [`Fence`] of it.
+
+use std::sync::Arc;
+
+use super::{Fence, Fenced, Rule, Verdict, WriteToken};
+use crate::core::engine::BoxFuture;
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::token::Token;
+
+/// The verbs of [`Fence`], which says how they behave.
+pub(crate) trait FenceStore: Send + Sync + 'static {
+    /// Has a token judged, and what comes with it written if it is accepted.
+    fn judged(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Option<Vec<u8>>,
+    ) -> impl Future<Output = Result<Verdict>> + Send;
+
+    fn read(&self, resource: &Name) -> impl Future<Output = Result<Option<Fenced>>> + Send;
+
+    fn highest(&self, resource: &Name) -> impl Future<Output = Result<Option<Token>>> + Send;
+
+    fn forget(&self, resource: &Name) -> impl Future<Output = Result<bool>> + Send;
+
+    fn rule(&self) -> Rule;
+}
+
+/// See the module's text.
+pub(crate) struct Stored<S>(Arc<S>);
+
+impl<S> Stored<S> {
+    pub(crate) fn new(store: S) -> Self {
+        Self(Arc::new(store))
+    }
+}
+
+impl<S: FenceStore> Fence for Stored<S> {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.judged(&resource, token, Some(data)).await })
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.judged(&resource, token, None).await })
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.read(&resource).await })
+    }
+
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.highest(&resource).await })
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.forget(&resource).await })
+    }
+
+    fn rule(&self) -> Rule {
+        self.0.rule()
+    }
+}

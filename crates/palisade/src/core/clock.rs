@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use super::known_bad::{self, Bad};
 use super::sync;
 
-/// Unix time by this machine's clock. For people, and a floor for tokens: no lease is measured with
-/// it.
+/// Unix time by this machine's clock: for display, and as a lower bound of tokens. No lease is
+/// measured with it.
 pub(crate) fn unix_time() -> Duration {
     UNIX_EPOCH.elapsed().unwrap_or_default()
 }

@@ -122,7 +122,7 @@ impl Error {
         self
     }
 
-    /// Says that nothing was changed: a question changes nothing, whatever became of its answer.
+    /// Records that nothing was changed: a read changes nothing, even if its reply was lost.
     #[must_use]
     #[allow(dead_code, reason = "some engines need it")]
     pub(crate) fn not_applied(mut self) -> Self {
@@ -156,18 +156,18 @@ impl Error {
     }
 }
 
-/// What `connect` was given can't be used.
+/// The error for an invalid argument of `connect`.
 pub(crate) fn config_error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)
 }
 
-/// There is no connection, or not now.
+/// The error for a connection that can't be made now.
 #[allow(dead_code, reason = "some engines need it")]
 pub(crate) fn no_connection(message: impl Into<String>) -> Error {
     unreachable("connect", message)
 }
 
-/// The other side does not answer, or not now.
+/// The error for a server that does not answer.
 #[allow(dead_code, reason = "some engines need it")]
 pub(crate) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unreachable, operation, message)

@@ -35,8 +35,8 @@ pub struct Seat<X> {
 }
 
 impl<X> Seat<X> {
-    /// A seat of a line as it was read, known by its position: other tools have no claim ids. What
-    /// has ended is not read.
+    /// A seat of a line that was read from a store. Its id is its position, because other tools have
+    /// no claim ids. Ended seats are not read.
     #[allow(dead_code, reason = "some engines need it")]
     pub(crate) fn read(at: usize, ask: Ask, extra: X) -> Self {
         Self {
@@ -123,8 +123,8 @@ impl<X> Line<X> {
         Ok(())
     }
 
-    /// The capacity of the line and that of `ask`, where they differ. Such a claim is about to
-    /// leave, or a mistake.
+    /// The capacity of the line and that of `ask`, if they differ. Such a claim is about to leave, or
+    /// a mistake.
     pub(crate) fn misfit(&self, ask: Ask) -> Option<(u32, u32)> {
         let Ask::Part { capacity, .. } = ask else {
             return None;
@@ -133,8 +133,8 @@ impl<X> Line<X> {
         (live != capacity).then_some((live, capacity))
     }
 
-    /// Whom the seat at `at` waits for: `None` when it holds. The nearest one that excludes it, or
-    /// nobody in particular where every departure may make room for permits.
+    /// The seat that the one at `at` waits for; `None` if it holds. It is the nearest one that
+    /// excludes it, or `Some(None)` where any departure may make room for permits.
     #[allow(dead_code, reason = "some engines need it")]
     pub(crate) fn ahead_of(&self, at: usize) -> Option<Option<&Seat<X>>> {
         let seats = &self.seats[..=at];

@@ -57,8 +57,8 @@ impl Occupied {
         self.ticket.in_doubt = true;
     }
 
-    /// Takes the ticket that the engine answered with to what was `called`, and says since when its
-    /// lease counts.
+    /// Stores the ticket that the engine returned for the request sent at `called`, and returns when
+    /// its lease began.
     pub(super) fn entered(
         &mut self,
         ticket: Ticket,
@@ -73,7 +73,7 @@ impl Occupied {
         if self.ticket.has_own_lease() {
             return armed.not_after(called);
         }
-        // Another claim may have armed it, before or after.
+        // Another claim may have created or renewed a shared lease at another time.
         armed
     }
 

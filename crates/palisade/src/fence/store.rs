@@ -1,5 +1,5 @@
-//! `FenceStore`: what the fenced storage of an engine does, as plain `async fn`s. `Stored` makes a
-//! [`Fence`] of it.
+//! `FenceStore`: the verbs of an engine's fenced storage as plain `async fn`s. `Stored` turns it into
+//! a [`Fence`].
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::token::Token;
 
-/// The verbs of [`Fence`], which says how they behave.
+/// The verbs of [`Fence`], where their behaviour is documented.
 pub(crate) trait FenceStore: Send + Sync + 'static {
-    /// Has a token judged, and what comes with it written if it is accepted.
+    /// Compares a token, and writes the data if the token is accepted.
     fn judged(
         &self,
         resource: &Name,
@@ -28,7 +28,7 @@ pub(crate) trait FenceStore: Send + Sync + 'static {
     fn rule(&self) -> Rule;
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Stored<S>(Arc<S>);
 
 impl<S> Stored<S> {

@@ -79,7 +79,7 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     Ok(Left::Done)
 }
 
-/// Sends a leave, and says whether the place was there.
+/// Sends a leave, and returns whether the place existed.
 async fn send_leave(engine: &Inner, request: &TxnRequest) -> Result<bool> {
     let send = || async {
         let answer = engine.client.call("leave", request.clone()).await?;

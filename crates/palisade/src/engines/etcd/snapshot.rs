@@ -2,7 +2,7 @@
 //!
 //! The write that made its key decides a place. A later read confirms it even if the answer is
 //! stale: whoever is ahead can only go, so that a claim that held at any revision holds for as
-//! long as its key is there. Who holds is the core's to say ([`Line`]).
+//! long as its key is there. [`Line`] of the core decides who holds.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -78,7 +78,7 @@ impl Snapshot {
             let mut ask = place.record.as_ref().map_or(Ask::Whole, Record::ask);
             place.misfit = line.misfit(ask);
             if place.misfit.is_some() {
-                // It shares with nobody.
+                // It excludes everyone.
                 ask = Ask::Whole;
             }
             line.seats.push(seat(line.seats.len(), ask, place));
@@ -120,7 +120,7 @@ impl Snapshot {
     }
 }
 
-/// Whoever held before a resize is marked in its record, and goes on holding.
+/// A claim that held before a resize is marked in its record, and continues to hold.
 fn seat(at: usize, ask: Ask, place: Place) -> Seat<Place> {
     let held = place.record.as_ref().is_some_and(|record| record.held);
     Seat {

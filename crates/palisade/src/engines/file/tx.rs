@@ -149,12 +149,12 @@ pub(super) async fn begin<'a>(
     }
 }
 
-/// A settled line that is only looked at: under its lock with what settling it changed, or without
-/// the lock and unchanged. Nothing else of it can be changed, since nobody may have the lock.
+/// A settled line that is only read: under its lock with the changes that settling made, or without
+/// the lock and unchanged. It offers no other changes, because the caller may not hold the lock.
 pub(super) struct Looked<'a>(Tx<'a>);
 
 impl<'a> Looked<'a> {
-    /// A change that has the lock, and goes no further than this.
+    /// A transaction that holds the lock and makes no more changes.
     pub(super) fn at(tx: Tx<'a>) -> Self {
         Self(tx)
     }
@@ -215,7 +215,7 @@ pub(super) fn peek<'a>(
 }
 
 impl<'a> Tx<'a> {
-    /// The caller has the lock of the file, or only looks ([`Looked`]).
+    /// The caller holds the file's lock, or only reads ([`Looked`]).
     pub(super) fn new(
         store: &'a Store,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! The room of the verbs that an engine has nothing for.
+//! The room of the verbs that an engine does not have.
 
 use crate::core::engine::{Audited, cannot_resize};
 use crate::core::error::Result;

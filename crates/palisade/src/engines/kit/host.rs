@@ -74,8 +74,8 @@ impl Host {
     }
 }
 
-/// Connects to the first of `hosts` that answers, and gives up a little earlier than `limit`: who
-/// waits that long does not know for whom.
+/// Connects to the first of `hosts` that answers. It gives up a little before `limit`, which is also
+/// the caller's timeout: the caller can't name the hosts.
 ///
 /// # Errors
 /// Those of `connecting`; [`ErrorKind::Unreachable`] when none answers.

@@ -37,11 +37,11 @@ pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
         .tls_backend_preconfigured(tls))
 }
 
-/// A client to be built whose requests carry a secret, with certificates as their files have them
-/// now. `what` is what people call the secret.
+/// A client builder whose requests carry a secret, with certificates read from their files now.
+/// `what` is the user's word for the secret.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] when TLS can't be set up, or the secret can't be in a header.
+/// [`ErrorKind::Config`] when TLS can't be set up, or the secret is not valid in a header.
 pub(crate) fn http_client_with(
     tls: Option<&Tls>,
     asked: &Asked,
@@ -50,7 +50,11 @@ pub(crate) fn http_client_with(
 ) -> Result<ClientBuilder> {
     let mut headers = HeaderMap::new();
     if let Some((name, secret)) = secret {
-        let unfit = |_| config_error(format!("the {what} holds characters that no header can"));
+        let unfit = |_| {
+            config_error(format!(
+                "the {what} contains characters that are not allowed in a header"
+            ))
+        };
         let mut value = HeaderValue::try_from(secret).map_err(unfit)?;
         value.set_sensitive(true);
         headers.insert(name, value);
@@ -59,8 +63,8 @@ pub(crate) fn http_client_with(
     Ok(http_client(tls)?.default_headers(headers))
 }
 
-/// What a connection to `place` that failed means, where `nobody` answers. `about_tls` says what is
-/// wrong with TLS.
+/// The error for a failed connection to `place`, where `nobody` answers. `about_tls` explains a TLS
+/// failure.
 pub(crate) fn broken_http(
     operation: &'static str,
     (nobody, place): (&str, &str),

@@ -1,10 +1,10 @@
-//! A leave over a connection that may be dead while the server is well.
+//! A leave over a connection that may be dead though the server is healthy.
 
 use crate::core::engine::Left;
 use crate::core::error::{Outcome, Result};
 
-/// Leaves, and once more, over another connection, if there was no answer. A leave compares the
-/// incarnation, so that a second copy does no harm.
+/// Leaves, and retries once over another connection if there was no answer. A leave compares the
+/// incarnation, so a second copy is harmless.
 pub(crate) async fn leave_twice<F>(leave: impl Fn() -> F) -> Result<Left>
 where
     F: Future<Output = Result<Left>>,
@@ -14,7 +14,7 @@ where
         left => return left,
     };
     match leave().await {
-        // Gone since: the first copy did it.
+        // If the place is gone by now, the first copy was applied.
         Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
         left => left,
     }

@@ -239,8 +239,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         self.judge(link, |_| true);
     }
 
-    /// As [`PerRuntime::late`]; but a renewal can't wait for a second one to be late, and a leave
-    /// is sent again.
+    /// As [`PerRuntime::late`], but a renewal can't afford a second timeout, and a leave is retried.
     pub(crate) async fn unanswered(&self, operation: &'static str, link: &Link<C>) {
         if matches!(operation, "renew" | "leave") {
             self.broken(link).await;

@@ -1,4 +1,4 @@
-//! A watch of a store that tells nobody of its changes.
+//! A watch of a store that sends no notifications.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use crate::core::engine::BoxStream;
 use crate::core::error::Result;
 
-/// Yields whenever `look` sees something else than before: a fingerprint of what is watched.
+/// Yields whenever the result of `look`, a fingerprint of what is watched, has changed.
 pub(crate) fn poll_watch<T, F>(
     every: Duration,
     look: impl Fn() -> F + Send + 'static,

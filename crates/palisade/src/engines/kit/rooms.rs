@@ -1,9 +1,9 @@
 //! `rooms!`: which room of an engine has which verb, as a table inside its `impl Engine`.
 //!
-//! Every engine has the same rooms, and a verb there is a function of what the verbs share and of
-//! the verb's own arguments by reference. A room can also be a type that has the verbs as methods.
-//! What an engine does in another way it writes beside the table. A verb that is in neither does
-//! not compile.
+//! Every engine has the same rooms. A verb in a room is a function that takes the engine's shared
+//! state and the verb's arguments by reference. A room can also be a type with the verbs as methods.
+//! A verb that needs another shape is written beside the table. If a verb is in neither place, the
+//! engine does not compile.
 //!
 //! ```text
 //! impl Engine for ConsulEngine {
@@ -15,7 +15,7 @@
 //!     }
 //! ```
 
-/// See the module's text.
+/// See the module's documentation.
 macro_rules! rooms {
     (self: $($room:ident { $($verb:ident)+ })+) => {
         $($($crate::engines::kit::rooms! { @$verb [] $room })+)+

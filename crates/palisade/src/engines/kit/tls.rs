@@ -114,7 +114,7 @@ impl Tls {
                 for certificate in certificates(pem, "tls_ca")? {
                     roots.add(certificate).map_err(|error| {
                         config_error(
-                            "the file that option tls_ca names holds an unusable certificate",
+                            "the file that option tls_ca names contains an unusable certificate",
                         )
                         .because(error)
                     })?;

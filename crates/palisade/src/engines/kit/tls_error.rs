@@ -27,8 +27,7 @@ struct State {
 }
 
 impl Asked {
-    /// A configuration with certificates as their files have them now, whose connections are
-    /// listened to.
+    /// A configuration with certificates read from their files now, whose connections are observed.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when a file can't be used.
@@ -50,7 +49,7 @@ impl Asked {
         self.0.served.store(true, Ordering::Relaxed);
     }
 
-    /// What a failure to connect to `who` means, which has changed nothing.
+    /// The error for a failed connection to `who`, which has changed nothing.
     pub(crate) fn judge(&self, who: &str, error: Error) -> Error {
         match error.kind() {
             ErrorKind::Unreachable if self.in_vain() => config_error(refuses_ours(who)),

@@ -12,9 +12,9 @@ use crate::core::clock::BootTime;
 pub(crate) struct Tombstones(HashMap<ClaimId, BootTime>);
 
 impl Tombstones {
-    /// Remembers a claim for `lasts`, and now and then forgets those whose time is over.
+    /// Remembers a claim for `lasts`, and removes expired ones from time to time.
     pub(crate) fn add(&mut self, claim: ClaimId, now: BootTime, lasts: Duration) {
-        // Only where the map would grow otherwise: the cost of each stays the same.
+        // Only when the map would grow otherwise, so that the cost per claim is constant.
         if self.0.len() == self.0.capacity() {
             self.0.retain(|_, until| *until > now);
         }

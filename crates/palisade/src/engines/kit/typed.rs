@@ -3,8 +3,9 @@
 //!
 //! [`Url`]: crate::core::url::Url
 
-/// Declares a typed configuration: what it is made of where that is several hosts, its setters,
-/// those that all engines have, and where there are any those of a login and of TLS. `$encrypt` changes a URL so that its connections are encrypted.
+/// Declares a typed configuration: its hosts if it has several, its own setters, the common ones,
+/// and optionally those of a login and of TLS. `$encrypt` changes a URL so that its connections are
+/// encrypted.
 macro_rules! typed_config {
     (
         $(#[$about:meta])* $name:ident

@@ -1,4 +1,4 @@
-//! The text of a UUID, as other tools write their ids.
+//! The text form of a UUID, in which other tools write their ids.
 
 pub(crate) fn uuid(id: u128) -> String {
     let hex = format!("{id:032x}");
@@ -12,7 +12,7 @@ pub(crate) fn uuid(id: u128) -> String {
     parts.join("-")
 }
 
-/// Reads what [`uuid`] writes, and nothing else.
+/// Parses what [`uuid`] writes, and nothing else.
 pub(crate) fn read_uuid(text: &str) -> Option<u128> {
     let id = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
     (uuid(id) == text).then_some(id)

@@ -1,25 +1,25 @@
-//! Why a connection failed, out of what a client library says.
+//! The cause of a failed connection, extracted from a client library's error.
 
 use std::error::Error as Cause;
 use std::io;
 use std::sync::Arc;
 
-/// What the system says, as the end of a message; nothing where it says nothing that helps. A host's
-/// name is looked up while `connecting` only.
+/// The system's reason as the end of a message; empty if there is none that helps. A host name is
+/// resolved only while `connecting`.
 pub(crate) fn why(error: &(dyn Cause + 'static), connecting: bool) -> &'static str {
     cause::<io::Error>(error).map_or("", |io| match io.kind() {
         io::ErrorKind::ConnectionRefused => ": the connection is refused",
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            ": there is no way to this host"
+            ": there is no route to this host"
         }
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
-        // The resolver's errors have no number.
-        _ if connecting && io.raw_os_error().is_none() => ": the host's name is not known",
+        // Errors of the resolver have no OS error number.
+        _ if connecting && io.raw_os_error().is_none() => ": the host name is unknown",
         _ => "",
     })
 }
 
-/// The first cause of this type. An I/O error, and one that is shared, hides what it was made of.
+/// The first cause of this type. I/O errors and shared errors hide the error inside them.
 pub(crate) fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {

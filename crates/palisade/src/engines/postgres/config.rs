@@ -53,8 +53,8 @@ typed_config! {
     /// or with [`advisory`](Self::advisory) locks.
     Postgres
     /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
-    /// `[address]:port` each. A server on another machine is encrypted to unless
-    /// [`plain`](Self::plain) says otherwise.
+    /// `[address]:port` each. Connections to another machine are encrypted
+    /// unless [`plain`](Self::plain) is set.
     hosts of "postgres"
     texts {
         /// The schema that the tables and functions are in.

@@ -2,7 +2,7 @@
 //!
 //! The write that made its node decides a place. A later read confirms it even if the answer is
 //! stale: whoever is ahead can only go, so that a claim that held at any time holds for as long as
-//! its node is there. Who holds is the core's to say ([`Line`]).
+//! its node is there. [`Line`] of the core decides who holds.
 
 use std::cmp::Ordering;
 
@@ -74,7 +74,7 @@ impl Snapshot {
         let mut line = Line::default();
         for child in children {
             let misfit = line.misfit(child.ask);
-            // One that misfits shares with nobody.
+            // A claim with another capacity excludes everyone.
             let ask = misfit.map_or(child.ask, |_| Ask::Whole);
             let place = Place {
                 misfit,

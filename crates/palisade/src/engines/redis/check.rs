@@ -78,7 +78,7 @@ impl Client {
             findings.push(Finding::new(
                 severity,
                 "eviction",
-                &format!("maxmemory-policy is {policy}: when memory runs out, held locks are evicted and granted again"),
+                format!("maxmemory-policy is {policy}: when memory runs out, held locks are evicted and granted again"),
                 "set maxmemory-policy noeviction, or keep locks in a server of their own",
             ));
         }
@@ -199,7 +199,7 @@ pub(in crate::engines) fn merged(
             whole.findings.push(Finding::new(
                 Severity::Warning,
                 "server_down",
-                &format!("{host} does not answer: fewer others may fail"),
+                format!("{host} does not answer: fewer others may fail"),
                 "start it, or replace it in the URL of all clients at once",
             ));
             continue;

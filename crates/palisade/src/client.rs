@@ -110,6 +110,20 @@ impl Client {
         }
     }
 
+    /// A client whose claims say that they are made in this W3C trace, sharing this one's connection.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn in_trace(&self, traceparent: Option<String>) -> Self {
+        let owner = Owner {
+            traceparent,
+            ..(*self.owner).clone()
+        };
+        Self {
+            owner: Arc::new(owner),
+            ..self.clone()
+        }
+    }
+
     /// A client whose claims are those of one agent, which does one thing at a time: while one of
     /// its claims waits, it releases nothing. Agents that wait for each other are found, by
     /// [`Client::deadlocks`] and by themselves, and one of them gives way with

@@ -217,25 +217,13 @@ mod tests {
 
     /// Every failure that has a word of its own in JSON.
     fn failures() -> Vec<Failure> {
-        let kinds = [
-            ErrorKind::InvalidName,
-            ErrorKind::InvalidArgument,
-            ErrorKind::Config,
-            ErrorKind::Unreachable,
-            ErrorKind::Unusable,
-            ErrorKind::Denied,
-            ErrorKind::Unsupported,
-            ErrorKind::CapacityMismatch,
-            ErrorKind::NotForCorrectness,
-            ErrorKind::Lost,
-            ErrorKind::Deadlock,
-            ErrorKind::Internal,
-        ];
+        let kinds = ErrorKind::ALL.iter().copied();
+        // The command does not use the blocking API.
+        let kinds = kinds.filter(|kind| *kind != ErrorKind::WouldBlock);
         let library = kinds.map(|kind| palisade::Error::new(kind, "test", "").into());
         let text = String::new;
         let (message, code, quiet) = (text(), None, false);
         library
-            .into_iter()
             .chain([
                 Failure::NotAcquired {
                     message,

@@ -23,6 +23,7 @@ use crate::guardian::{Guardian, Terms, grace};
 use crate::holder::owners_above;
 use crate::print::{self, Printer};
 use crate::signals::{Event, Signals, endings};
+use crate::spans::{Open, Spans};
 use crate::supervise::{End, supervise};
 use crate::sys::Withheld;
 use crate::terminal;
@@ -92,6 +93,9 @@ pub(crate) struct Connected {
     guardian: Option<Guardian>,
     /// What is left of the patience.
     left: Patience,
+    spans: Spans,
+    /// The span of the first wait, which began before it was connected.
+    waiting: Option<Open>,
 }
 
 /// A job that has its lock.
@@ -99,6 +103,7 @@ pub(crate) struct Acquired<'a> {
     connected: &'a mut Connected,
     pub(crate) hold: Hold,
     pub(crate) since: Instant,
+    span: Open,
 }
 
 /// A job that has ended and whose lock is still to be released.
@@ -133,6 +138,11 @@ impl Job {
             guardian,
             withheld,
         })
+    }
+
+    /// Where people hear of what does not change how it ends, if they want to.
+    pub(crate) fn notes(&self) -> Option<Printer> {
+        (!self.quiet).then_some(self.printer)
     }
 
     fn request(&self, client: &Client) -> Request {
@@ -341,16 +351,24 @@ impl Job {
 
 impl Prepared {
     /// Connects, as patiently as the job waits for its lock.
-    pub(crate) async fn connect(mut self) -> Result<Connected, Failure> {
+    pub(crate) async fn connect(mut self, spans: Spans) -> Result<Connected, Failure> {
         let mut signals = Signals::listen()?;
         drop(self.withheld);
         let job = self.job;
+        let waiting = spans.wait(&job.name);
         let tell = |error: &Error| job.complain(error);
         let connect = job.target.connect(&self.engine, &mut self.tries, tell);
-        let client = tokio::select! {
+        let connected = tokio::select! {
             biased;
-            signal = signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
-            connected = connect => connected?,
+            signal = signals.ending() => Err(Failure::Interrupted(signal.as_raw())),
+            connected = connect => connected,
+        };
+        let client = match connected {
+            Ok(client) => client,
+            Err(failure) => {
+                waiting.waited(Some(&failure));
+                return Err(failure);
+            }
         };
         job.say_rounded(&client)?;
         let client = job.on(client);
@@ -360,6 +378,8 @@ impl Prepared {
             signals,
             guardian: self.guardian,
             left: self.tries.left(),
+            spans,
+            waiting: Some(waiting),
         })
     }
 }
@@ -370,7 +390,24 @@ impl Connected {
     /// # Cancellation
     /// Dropping it leaves the line.
     pub(crate) async fn acquire(&mut self) -> Result<Acquired<'_>, Failure> {
+        let wait = self.waiting.take();
+        let wait = wait.unwrap_or_else(|| self.spans.wait(&self.job.name));
+        let granted = self.granted(wait.traceparent()).await;
+        let span = granted.as_ref().ok();
+        let span = span.map(|hold| self.spans.hold(&wait, hold, &self.client));
+        wait.waited(granted.as_ref().err());
+        Ok(Acquired {
+            hold: granted?,
+            since: Instant::now(),
+            span: span.unwrap_or_default(),
+            connected: self,
+        })
+    }
+
+    /// The hold, once it is granted, in the trace that is waited in.
+    async fn granted(&mut self, trace: Option<String>) -> Result<Hold, Failure> {
         let (job, client) = (&self.job, &self.client);
+        let client = &client.in_trace(trace);
         let asked = Instant::now();
         let acquired = tokio::select! {
             biased;
@@ -390,13 +427,7 @@ impl Connected {
                         "waited_ms": asked.elapsed().as_millis() as u64,
                     })
                 });
-                let since = Instant::now();
-                let connected = self;
-                Ok(Acquired {
-                    connected,
-                    hold,
-                    since,
-                })
+                Ok(hold)
             }
             Ok(None) => {
                 let name = shown(job.name.as_str());
@@ -431,7 +462,7 @@ impl Connected {
 
     /// Runs the command under the lock until one of the two ends; without a command, until a
     /// signal comes.
-    async fn run(&mut self, hold: &Hold) -> Result<End, Failure> {
+    async fn run(&mut self, hold: &Hold, span: &Open) -> Result<End, Failure> {
         let (job, client) = (&self.job, &self.client);
         let (Some(guardian), Some(program)) = (&mut self.guardian, job.command.first()) else {
             if !job.printer.json {
@@ -455,6 +486,7 @@ impl Connected {
         if let Some(key) = client.engine().key(hold.ticket()) {
             environment.push(("PALISADE_KEY".to_owned(), key));
         }
+        environment.extend(self.spans.environment(span));
         let grace = grace(job.ttl_on(client));
         let (stdin, deadline) = (None, hold.deadline());
         match Child::start(guardian, program, environment, stdin, deadline, grace).await? {
@@ -520,7 +552,7 @@ impl Connected {
 impl<'a> Acquired<'a> {
     /// Runs the command, if there is one, until it or the lock ends.
     pub(crate) async fn run(self) -> Result<Ended<'a>, Failure> {
-        match self.connected.run(&self.hold).await {
+        match self.connected.run(&self.hold, &self.span).await {
             Ok(end) => Ok(Ended {
                 acquired: self,
                 end,
@@ -528,6 +560,7 @@ impl<'a> Acquired<'a> {
             Err(failure) => {
                 self.connected.guardian = None;
                 let _ = tokio::time::timeout(FAREWELL, self.hold.release()).await;
+                self.span.fail("released", failure.word());
                 Err(failure)
             }
         }
@@ -541,9 +574,11 @@ impl Ended<'_> {
             connected,
             hold,
             since,
+            mut span,
         } = self.acquired;
         let end = match self.end {
             End::Ended(code) => {
+                span.exited(code);
                 // Gone, with its command, before the lock is.
                 connected.guardian = None;
                 let until = since + connected.job.at_least;
@@ -559,14 +594,19 @@ impl Ended<'_> {
                 (exit::of_signal(signal), Err(Failure::Interrupted(signal)))
             }
             End::Lost(reason) => {
+                span.lost(Some(reason));
                 let why = connected.why(&hold, reason).await;
                 return Err(Failure::Lost(job.lost(hold, reason, why)));
             }
         };
         match hold.release().await {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Lost => return Err(error.into()),
+            Ok(()) => span.end("released"),
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                span.lost(None);
+                return Err(error.into());
+            }
             Err(error) => {
+                span.fail("not_released", error.kind().code());
                 let message = told(&error);
                 job.printer.event(
                     json!({"event": "not_released", "name": job.name.as_str(), "message": message}),

@@ -21,6 +21,7 @@ mod lock_args;
 mod print;
 mod proc;
 mod signals;
+mod spans;
 mod supervise;
 mod sys;
 mod table;

@@ -35,33 +35,26 @@ pub(crate) trait Held {
     fn lost(&self) -> impl Future<Output = Loss>;
 }
 
-impl Held for Hold {
-    fn deadline(&self) -> BootTime {
-        self.deadline()
-    }
+macro_rules! held {
+    ($kind:ty) => {
+        impl Held for $kind {
+            fn deadline(&self) -> BootTime {
+                self.deadline()
+            }
 
-    fn is_valid(&self) -> bool {
-        self.is_valid()
-    }
+            fn is_valid(&self) -> bool {
+                self.is_valid()
+            }
 
-    fn lost(&self) -> impl Future<Output = Loss> {
-        self.lost()
-    }
+            fn lost(&self) -> impl Future<Output = Loss> {
+                self.lost()
+            }
+        }
+    };
 }
 
-impl Held for Message {
-    fn deadline(&self) -> BootTime {
-        self.deadline()
-    }
-
-    fn is_valid(&self) -> bool {
-        self.is_valid()
-    }
-
-    fn lost(&self) -> impl Future<Output = Loss> {
-        self.lost()
-    }
-}
+held!(Hold);
+held!(Message);
 
 /// Where the signals that concern a child come from.
 pub(crate) trait Heard {

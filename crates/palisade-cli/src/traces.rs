@@ -2,27 +2,46 @@
 //!
 //! Off unless the usual `OTEL_*` variables name a collector, and never in anybody's way: spans are
 //! sent in batches by a thread of the SDK, and what can't be sent is left out, after one line that
-//! says so. That thread comes after the guardian, which is forked while there is none.
+//! says so. That thread comes after the guardian, which is forked while there is none. The last
+//! spans of a process are sent when all its locks are released.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use opentelemetry::global::{self, BoxedTracer};
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
-use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_otlp::{Protocol, RetryPolicy, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde_json::json;
 
+use crate::exit::Verdict;
 use crate::print::Printer;
+use crate::spans::Spans;
 
 /// How long the last spans may take at the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// See the module's text.
-pub(crate) struct Traces(SdkTracerProvider);
+pub(crate) struct Traces {
+    provider: SdkTracerProvider,
+    complaint: Complaint,
+}
+
+/// Does `work`, which forks no more, and sends its spans if the environment asks for it. Without a
+/// printer nobody hears of those that can't be sent.
+pub(crate) fn traced(printer: Option<Printer>, work: impl FnOnce(Spans) -> Verdict) -> Verdict {
+    // Who waits for the end of a command is not kept waiting for second tries.
+    let Some(traces) = Traces::begin(printer, RetryPolicy::disabled()) else {
+        return work(Spans::default());
+    };
+    let verdict = work(Spans::by(traces.tracer()));
+    traces.end();
+    verdict
+}
 
 /// A variable, that for traces before that for everything.
 fn setting(name: &str) -> Option<String> {
@@ -34,17 +53,19 @@ fn setting(name: &str) -> Option<String> {
 impl Traces {
     /// Begins, if the environment asks for it. A collector that can't be used is told, and is no
     /// reason to fail.
-    pub(crate) fn begin(printer: Printer) -> Option<Self> {
+    pub(crate) fn begin(printer: Option<Printer>, retry: RetryPolicy) -> Option<Self> {
         let is = |name: &str, text: &str| std::env::var(name).is_ok_and(|set| set == text);
         let endpoint = setting("ENDPOINT")?;
         if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
             return None;
         }
-        let begun = Self::to(&endpoint, printer);
-        begun.map_err(|why| complain(printer, &why)).ok()
+        let told = Arc::default();
+        let complaint = Complaint { printer, told };
+        let begun = Self::to(&endpoint, &complaint, retry);
+        begun.map_err(|why| complaint.tell(&why)).ok()
     }
 
-    fn to(endpoint: &str, printer: Printer) -> Result<Self, String> {
+    fn to(endpoint: &str, complaint: &Complaint, retry: RetryPolicy) -> Result<Self, String> {
         if let Some(other) = setting("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
             return Err(format!(
                 "OTEL_EXPORTER_OTLP_PROTOCOL is {other}, and palisade speaks http/protobuf"
@@ -85,13 +106,13 @@ impl Traces {
         };
         let collector = Collector {
             send: Box::new(move |request| Box::pin(send(request))),
-            printer,
-            told: AtomicBool::new(false),
+            complaint: complaint.clone(),
         };
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(collector)
             .with_protocol(Protocol::HttpBinary)
+            .with_retry_policy(retry)
             .build()
             .map_err(|error| error.to_string())?;
         let mut resource = Resource::builder();
@@ -102,25 +123,44 @@ impl Traces {
             .with_resource(resource.build())
             .with_batch_exporter(exporter)
             .build();
-        Ok(Self(provider))
+        let complaint = complaint.clone();
+        Ok(Self {
+            provider,
+            complaint,
+        })
     }
 
     /// What makes spans.
     pub(crate) fn tracer(&self) -> BoxedTracer {
-        global::set_tracer_provider(self.0.clone());
+        global::set_tracer_provider(self.provider.clone());
         global::tracer("palisade")
     }
 
     /// Sends what is left.
     pub(crate) fn end(self) {
-        // What is not sent by then is left out.
-        let _ = self.0.shutdown_with_timeout(FAREWELL);
+        if self.provider.shutdown_with_timeout(FAREWELL).is_err() {
+            let why = format!("the collector did not take the last spans within {FAREWELL:?}");
+            self.complaint.tell(&why);
+        }
     }
 }
 
-fn complain(printer: Printer, why: &str) {
-    let event = json!({"event": "no_traces", "message": why});
-    printer.event(event, || Some(format!("traces are not exported: {why}")));
+/// Says once that spans are left out.
+#[derive(Clone)]
+struct Complaint {
+    printer: Option<Printer>,
+    told: Arc<AtomicBool>,
+}
+
+impl Complaint {
+    fn tell(&self, why: &str) {
+        if let Some(printer) = self.printer
+            && !self.told.swap(true, Ordering::Relaxed)
+        {
+            let event = json!({"event": "no_traces", "message": why});
+            printer.event(event, || Some(format!("traces are not exported: {why}")));
+        }
+    }
 }
 
 type Sent = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send>>;
@@ -128,8 +168,7 @@ type Sent = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Se
 /// Sends a batch, on the SDK's own thread.
 struct Collector {
     send: Box<dyn Fn(Request<Bytes>) -> Sent + Send + Sync>,
-    printer: Printer,
-    told: AtomicBool,
+    complaint: Complaint,
 }
 
 impl Collector {
@@ -144,9 +183,7 @@ impl Collector {
             Ok(answer) => format!("the collector answered {}", answer.status()),
             Err(error) => format!("the collector can't be reached: {error}"),
         };
-        if !self.told.swap(true, Ordering::Relaxed) {
-            complain(self.printer, &why);
-        }
+        self.complaint.tell(&why);
         sent
     }
 }

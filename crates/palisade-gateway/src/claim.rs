@@ -65,8 +65,6 @@ impl From<&Loss> for Stage {
 /// An order from a request to the task. It is dropped unanswered when the claim is over.
 pub(crate) enum Order {
     Release(oneshot::Sender<Result<(), Error>>),
-    /// Its client was not heard of for a ttl.
-    Expire,
     /// Leaves unless it holds by now: the wait of a client that does not queue is over.
     GiveUp,
     Amend(Amendment, oneshot::Sender<Result<Amended, Error>>),
@@ -387,7 +385,6 @@ impl Task {
             };
             match order {
                 Order::GiveUp => return Interrupted(Stage::Busy, None),
-                Order::Expire => return Interrupted(not_kept(), None),
                 Order::Release(answer) => return Interrupted(Stage::Released, Some(answer)),
                 // Only a held claim can be amended: the drop is the answer.
                 Order::Amend(..) => {}
@@ -400,16 +397,14 @@ impl Task {
             let order = tokio::select! {
                 biased;
                 loss = hold.lost() => return self.lose(hold, &loss).await,
-                () = self.claim.ended() => Order::Expire,
-                order = self.claim.next_order() => order,
-            };
-            match order {
-                Order::Expire => {
-                    self.claim.close();
+                () = self.claim.ended() => {
                     // On an error in the background, to the ttl at the longest.
                     let _ = hold.expire().await;
                     return not_kept();
                 }
+                order = self.claim.next_order() => order,
+            };
+            match order {
                 // It holds; the client will hear of it, or let the session end.
                 Order::GiveUp => {}
                 Order::Release(answer) => {

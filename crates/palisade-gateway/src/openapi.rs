@@ -47,19 +47,7 @@ mod tests {
             .iter()
             .map(|code| code.as_str().unwrap())
             .collect();
-        for kind in [
-            ErrorKind::InvalidName,
-            ErrorKind::InvalidArgument,
-            ErrorKind::Unreachable,
-            ErrorKind::Unusable,
-            ErrorKind::Denied,
-            ErrorKind::Unsupported,
-            ErrorKind::CapacityMismatch,
-            ErrorKind::NotForCorrectness,
-            ErrorKind::Lost,
-            ErrorKind::Deadlock,
-            ErrorKind::Internal,
-        ] {
+        for kind in ErrorKind::ALL {
             assert!(described.contains(kind.code()), "{}", kind.code());
         }
     }

@@ -249,13 +249,11 @@ impl Session {
         live.collect()
     }
 
-    /// Gives everything up: lets it expire, or releases it.
+    /// Gives everything up, or waits until it has expired: no claim lasts longer than its session.
     pub(crate) async fn end_all(&self, expired: bool) {
         let claims = self.live();
         let released = claims.iter().map(|claim| async {
-            if expired {
-                claim.order(Order::Expire);
-            } else {
+            if !expired {
                 let (answer, answered) = oneshot::channel();
                 claim.order(Order::Release(answer));
                 let _ = answered.await;

@@ -106,6 +106,20 @@ impl Client {
         }
     }
 
+    /// A client whose claims record this W3C trace. It shares this client's connection.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn in_trace(&self, traceparent: Option<String>) -> Self {
+        let owner = Owner {
+            traceparent,
+            ..(*self.owner).clone()
+        };
+        Self {
+            owner: Arc::new(owner),
+            ..self.clone()
+        }
+    }
+
     /// A client whose claims belong to one agent, which does one thing at a time: while one of its
     /// claims waits, it releases nothing. Agents that wait for each other are detected by
     /// [`Client::deadlocks`] and by the agents themselves, and one of them gives way with

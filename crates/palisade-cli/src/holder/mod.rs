@@ -33,6 +33,7 @@ use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree}
 use crate::job::{Acquired, Connected, FAREWELL, Job};
 use crate::on_runtime;
 use crate::signals::Signals;
+use crate::spans::Spans;
 use crate::sys::{self, Withheld};
 use crate::view::shown;
 
@@ -187,7 +188,7 @@ impl Task {
         let (shell, on_loss) = (self.shell, self.on_loss);
         let prepared = self.job.prepare(Terms::One)?;
         on_runtime(async {
-            let mut connected = prepared.connect().await?;
+            let mut connected = prepared.connect(Spans::default()).await?;
             let verdict = hold(&mut connected, shell, on_loss, listening, link).await;
             connected.close().await;
             verdict

@@ -13,6 +13,7 @@ use crate::guardian::Terms;
 use crate::job::Connected;
 use crate::lock_args::HoldArgs;
 use crate::on_runtime;
+use crate::traces::traced;
 
 /// Lead an election: one leader at a time for a name
 ///
@@ -49,12 +50,15 @@ impl Elect {
     pub(crate) fn run(self, global: &Global) -> Verdict {
         let mut job = self.hold.job(&self.name, self.command, global)?;
         job.value = self.value;
+        let notes = job.notes();
         let prepared = job.prepare(Terms::Many)?;
-        on_runtime(async {
-            let mut connected = prepared.connect().await?;
-            let verdict = campaign(&mut connected, self.once).await;
-            connected.close().await;
-            verdict
+        traced(notes, |spans| {
+            on_runtime(async {
+                let mut connected = prepared.connect(spans).await?;
+                let verdict = campaign(&mut connected, self.once).await;
+                connected.close().await;
+                verdict
+            })
         })
     }
 }

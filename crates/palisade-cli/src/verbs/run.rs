@@ -9,6 +9,7 @@ use crate::guardian::Terms;
 use crate::job::Connected;
 use crate::lock_args::{AgentArgs, LockArgs};
 use crate::on_runtime;
+use crate::traces::traced;
 
 /// Run a command while holding a lock
 ///
@@ -41,12 +42,15 @@ impl Run {
     pub(crate) fn run(self, global: &Global) -> Verdict {
         let mut job = self.lock.job(&self.name, self.command, global)?;
         job.agent = Some(self.agent.agent());
+        let notes = job.notes();
         let prepared = job.prepare(Terms::One)?;
-        on_runtime(async {
-            let mut connected = prepared.connect().await?;
-            let verdict = under_lock(&mut connected).await;
-            connected.close().await;
-            verdict
+        traced(notes, |spans| {
+            on_runtime(async {
+                let mut connected = prepared.connect(spans).await?;
+                let verdict = under_lock(&mut connected).await;
+                connected.close().await;
+                verdict
+            })
         })
     }
 }

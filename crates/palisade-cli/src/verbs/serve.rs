@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use opentelemetry_otlp::RetryPolicy;
 use palisade::command::{own_folder, parse_duration};
 use palisade::engine::Url;
 use palisade::{Error, ErrorKind};
@@ -140,7 +141,7 @@ impl Serve {
                     .map_err(|error| config(format!("audit file {}: {error}", path.display())))?,
             ),
         };
-        let traces = Traces::begin(global.printer());
+        let traces = Traces::begin(Some(global.printer()), RetryPolicy::recommended());
         let settings = Config {
             listen: port.then_some(self.listen),
             socket: Some(socket.clone()),

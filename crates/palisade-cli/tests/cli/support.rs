@@ -27,6 +27,8 @@ pub(crate) fn palisade() -> Command {
         "PALISADE_ANCESTORS",
         "PALISADE_CLAIMS",
         "PALISADE_GATEWAY_TOKEN",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
         "NO_COLOR",
     ] {
         command.env_remove(name);

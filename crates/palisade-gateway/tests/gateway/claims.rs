@@ -1,8 +1,11 @@
 //! The promises to a client: one place per id, and no validity beyond the engine's lease.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::BootTime;
+use palisade::events::{Event, Observer};
+use palisade::{BootTime, LossReason};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -481,4 +484,36 @@ async fn what_an_engine_takes_with_the_process_is_refused() {
     let engine = Ask::get("/v1/engine").send(served.addr).await.is(200);
     assert_eq!(engine["capability"]["early_loss"], false);
     assert_eq!(engine["capability"]["detached"], false);
+}
+
+/// The holds that were lost.
+#[derive(Clone, Default)]
+struct Losses(Arc<Mutex<Vec<(String, LossReason)>>>);
+
+impl Observer for Losses {
+    fn see(&self, event: &Event<'_>) {
+        if let Event::Lost { name, reason, .. } = event {
+            self.0.lock().push((name.to_string(), *reason));
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_kept_alive_is_lost_and_what_is_given_back_is_not() {
+    let served = serve().await;
+    let losses = Losses::default();
+    let _observed = served.engine.clone().observed_by(losses.clone());
+    for name in ["closed", "silent"] {
+        let secret = served.session("2s").await;
+        let ask = json!({"name": name, "id": "one"});
+        served.post("/v1/claims", &secret, &ask).await.is(200);
+        if name == "closed" {
+            let close = Ask::new("DELETE", "/v1/sessions", "").session(&secret);
+            close.send(served.addr).await.is(200);
+        }
+    }
+    served.until_logged("expired").await;
+    assert_eq!(served.line("silent").await, (0, 0));
+    let lost = losses.0.lock().clone();
+    assert_eq!(lost, [("silent".to_owned(), LossReason::Expired)]);
 }

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod collector;
+mod commands;
 mod looks;
 mod pages;
 mod prometheus;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The built command: `PALISADE_COMMAND`, or the one that was built with this test.
-fn command() -> Command {
+pub(crate) fn command() -> Command {
     let beside = || {
         let own = std::env::current_exe().unwrap();
         own.ancestors().nth(2).unwrap().join("palisade")
@@ -26,7 +26,8 @@ fn command() -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let name_shown = name.to_string_lossy();
-        if name_shown.starts_with("PALISADE_") || name_shown.starts_with("OTEL_") {
+        let ours = ["PALISADE_", "OTEL_", "TRACE"];
+        if ours.iter().any(|prefix| name_shown.starts_with(prefix)) {
             command.env_remove(name);
         }
     }

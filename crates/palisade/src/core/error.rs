@@ -44,24 +44,37 @@ pub enum ErrorKind {
     Internal,
 }
 
-impl ErrorKind {
-    /// The stable name of this kind, as used in the command's JSON errors.
-    pub const fn code(self) -> &'static str {
-        match self {
-            Self::InvalidName => "invalid_name",
-            Self::InvalidArgument => "invalid_argument",
-            Self::Config => "config",
-            Self::Unreachable => "unreachable",
-            Self::Unusable => "unusable",
-            Self::Denied => "denied",
-            Self::Unsupported => "unsupported",
-            Self::CapacityMismatch => "capacity_mismatch",
-            Self::NotForCorrectness => "not_for_correctness",
-            Self::Lost => "lost",
-            Self::Deadlock => "deadlock",
-            Self::WouldBlock => "would_block",
-            Self::Internal => "internal",
+/// Lists every kind once, for its code and for [`ErrorKind::ALL`].
+macro_rules! codes {
+    ($($kind:ident => $code:literal,)*) => {
+        /// Every kind.
+        #[doc(hidden)]
+        pub const ALL: &'static [Self] = &[$(Self::$kind),*];
+
+        /// The stable name of this kind, as used in the command's JSON errors.
+        pub const fn code(self) -> &'static str {
+            match self {
+                $(Self::$kind => $code,)*
+            }
         }
+    };
+}
+
+impl ErrorKind {
+    codes! {
+        InvalidName => "invalid_name",
+        InvalidArgument => "invalid_argument",
+        Config => "config",
+        Unreachable => "unreachable",
+        Unusable => "unusable",
+        Denied => "denied",
+        Unsupported => "unsupported",
+        CapacityMismatch => "capacity_mismatch",
+        NotForCorrectness => "not_for_correctness",
+        Lost => "lost",
+        Deadlock => "deadlock",
+        WouldBlock => "would_block",
+        Internal => "internal",
     }
 }
 

@@ -26,6 +26,7 @@ use crate::guardian::{Guardian, Orphans, grace};
 use crate::job::FAREWELL;
 use crate::print::Printer;
 use crate::signals::{Endings, Event};
+use crate::spans::{Open, Spans};
 use crate::supervise::{End, Heard, supervise};
 use crate::view::shown;
 
@@ -47,6 +48,7 @@ pub(super) struct Slots<'a> {
     client: &'a Client,
     queue: Queue,
     printer: Printer,
+    spans: Spans,
     /// Whether no more is claimed.
     closing: watch::Sender<bool>,
     /// How many commands run.
@@ -97,12 +99,19 @@ impl Heard for SlotSignals {
 }
 
 impl<'a> Slots<'a> {
-    pub(super) fn new(work: &'a Work, client: &'a Client, queue: Queue, printer: Printer) -> Self {
+    pub(super) fn new(
+        work: &'a Work,
+        client: &'a Client,
+        queue: Queue,
+        printer: Printer,
+        spans: Spans,
+    ) -> Self {
         Self {
             work,
             client,
             queue,
             printer,
+            spans,
             closing: watch::Sender::new(false),
             running: Cell::new(0),
             busy: Cell::new(0),
@@ -306,12 +315,18 @@ impl<'a> Slots<'a> {
                 "token": message.token().to_string(),
             })
         });
-        match self.run(&message, guardian).await {
-            Ok(End::Ended(0)) => self.settle_done(message).await,
-            Ok(End::Ended(code)) => self.settle_failed(message, code).await,
+        let mut span = self.spans.message(&self.work.name, &message, self.client);
+        let ran = self.run(&message, guardian, &span).await;
+        if let Ok(End::Ended(code)) = ran {
+            span.exited(code);
+        }
+        match ran {
+            Ok(End::Ended(0)) => self.settle_done(message, span).await,
+            Ok(End::Ended(code)) => self.settle_failed(message, code, span).await,
             // Only without a command.
             Ok(End::Interrupted(_)) => {}
             Ok(End::Lost(reason)) => {
+                span.lost(Some(reason));
                 let id = message.id();
                 let event = json!({
                     "event": "lost", "queue": self.work.name, "id": id, "reason": reason.code(),
@@ -324,12 +339,14 @@ impl<'a> Slots<'a> {
                 });
             }
             Err(failure @ Failure::Defect(_)) => {
+                span.fail("released", failure.word());
                 self.unguarded.borrow_mut().push(message);
                 return Err(failure);
             }
             Err(failure) => {
                 // Nobody has tried it.
                 let _ = tokio::time::timeout(FAREWELL, message.release()).await;
+                span.fail("released", failure.word());
                 return Err(failure);
             }
         }
@@ -337,7 +354,12 @@ impl<'a> Slots<'a> {
     }
 
     /// Runs the command under a message until one of the two ends.
-    async fn run(&self, message: &Message, guardian: &mut Guardian) -> Result<End, Failure> {
+    async fn run(
+        &self,
+        message: &Message,
+        guardian: &mut Guardian,
+        span: &Open,
+    ) -> Result<End, Failure> {
         // In memory, and gone with the command.
         let body = in_memory(message.body()).map_err(refused("no memory for a message"))?;
         let stdin = format!("/proc/{}/fd/{}", std::process::id(), body.as_raw_fd());
@@ -348,7 +370,8 @@ impl<'a> Slots<'a> {
             .first()
             .map_or_else(OsString::new, Clone::clone);
         let (deadline, grace) = (message.deadline(), grace(message.ttl()));
-        let environment = self.environment(message);
+        let mut environment = self.environment(message);
+        environment.extend(self.spans.environment(span));
         let starting = Child::start(
             guardian,
             &program,
@@ -363,26 +386,28 @@ impl<'a> Slots<'a> {
         }
     }
 
-    async fn settle_done(&self, message: Message) {
+    async fn settle_done(&self, message: Message, span: Open) {
         let id = message.id().to_owned();
         match message.done().await {
             Ok(()) => {
+                span.end("done");
                 self.done.set(self.done.get() + 1);
                 self.json(|| json!({"event": "done", "queue": self.work.name, "id": id}));
             }
-            Err(error) => self.not_settled(&id, &error),
+            Err(error) => self.not_settled(&id, &error, span),
         }
     }
 
-    async fn settle_failed(&self, message: Message, code: u8) {
+    async fn settle_failed(&self, message: Message, code: u8, span: Open) {
         let id = message.id().to_owned();
         if self.interrupted.get().is_some() {
             // Our signal ended the command, or may have.
             match message.release().await {
                 Ok(()) => {
+                    span.end("released");
                     self.json(|| json!({"event": "released", "queue": self.work.name, "id": id}))
                 }
-                Err(error) => self.not_settled(&id, &error),
+                Err(error) => self.not_settled(&id, &error, span),
             }
             return;
         }
@@ -392,6 +417,10 @@ impl<'a> Slots<'a> {
         };
         match message.fail(why.as_str()).await {
             Ok(failed) => {
+                span.end(match failed {
+                    Failed::Again { .. } => "failed",
+                    Failed::Dead => "dead",
+                });
                 self.failed.set(self.failed.get() + 1);
                 let (again, then) = match failed {
                     Failed::Again { after } => (
@@ -408,11 +437,12 @@ impl<'a> Slots<'a> {
                     Some(format!("message {} failed ({why}), {then}", shown(&id)))
                 });
             }
-            Err(error) => self.not_settled(&id, &error),
+            Err(error) => self.not_settled(&id, &error, span),
         }
     }
 
-    fn not_settled(&self, id: &str, error: &Error) {
+    fn not_settled(&self, id: &str, error: &Error, span: Open) {
+        span.fail("not_settled", error.kind().code());
         let message = told(error);
         let event = json!({
             "event": "not_settled", "queue": self.work.name, "id": id, "message": message,

@@ -23,6 +23,7 @@ use crate::job::{FAREWELL, check_ttl};
 use crate::print::Printer;
 use crate::signals::{Endings, endings};
 use crate::sys::Withheld;
+use crate::traces::traced;
 use crate::{enough_files, on_runtime};
 
 /// Files that palisade has open for each command: the link to its guardian, the message, and the
@@ -95,7 +96,8 @@ impl Work {
         let engine = target.prepare(&mut tries, &withheld, tell)?;
         let count = usize::from(self.parallel);
         let (guardians, orphans) = Guardian::fork_many(count, &self.command, withheld.before())?;
-        on_runtime(async {
+        let notes = (!self.quiet).then_some(printer);
+        let work = async |spans| {
             let mut endings = Endings::listen()?;
             drop(withheld);
             let client = tokio::select! {
@@ -112,12 +114,13 @@ impl Work {
             if let Some(ttl) = self.ttl {
                 queue = queue.ttl(ttl);
             }
-            let slots = Slots::new(&self, &client, queue, printer);
+            let slots = Slots::new(&self, &client, queue, printer, spans);
             let verdict = slots.work(guardians, &orphans, &mut endings).await;
             drop(slots);
             let _ = tokio::time::timeout(FAREWELL, client.close()).await;
             verdict
-        })
+        };
+        traced(notes, |spans| on_runtime(work(spans)))
     }
 
     /// Reports that the engine can't be reached, and that palisade retries.

@@ -93,27 +93,19 @@ impl Problem {
 }
 
 fn kind(code: &str) -> ErrorKind {
-    let own = [
-        ErrorKind::InvalidName,
-        ErrorKind::InvalidArgument,
-        ErrorKind::Unreachable,
-        ErrorKind::Denied,
-        ErrorKind::Unsupported,
-        ErrorKind::CapacityMismatch,
-        ErrorKind::NotForCorrectness,
-        ErrorKind::Lost,
-        ErrorKind::Deadlock,
-    ];
-    if let Some(kind) = own.into_iter().find(|kind| kind.code() == code) {
-        return kind;
-    }
     match code {
         "forbidden" => ErrorKind::Denied,
         // It may work later, or at another gateway.
         "draining" | "no_session" | "too_many" => ErrorKind::Unreachable,
         "evicted" | "no_claim" | "released" => ErrorKind::Lost,
         "wrong_host" => ErrorKind::Config,
-        _ => ErrorKind::Unusable,
+        // The gateway's own trouble, and none of this process.
+        "config" | "internal" | "would_block" => ErrorKind::Unusable,
+        code => {
+            let mut kinds = ErrorKind::ALL.iter().copied();
+            let known = kinds.find(|kind| kind.code() == code);
+            known.unwrap_or(ErrorKind::Unusable)
+        }
     }
 }
 
@@ -169,6 +161,11 @@ mod tests {
         assert!(error.is_transient());
         assert!(said("no_session", "not_applied").is_transient());
         assert_eq!(said("forbidden", "not_applied").kind(), ErrorKind::Denied);
+        // What is wrong with the gateway is not wrong with this program, and a later gateway may
+        // have words of its own.
+        for code in ["config", "internal", "would_block", "of_tomorrow"] {
+            assert_eq!(said(code, "not_applied").kind(), ErrorKind::Unusable);
+        }
         // A balancer's.
         let error = read(502, "<html>");
         assert!(error.is_transient() && error.outcome() == Outcome::MaybeApplied);

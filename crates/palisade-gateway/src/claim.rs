@@ -290,8 +290,6 @@ enum Acquired {
 /// What ends a claim that does not hold, and the request that waits for that.
 struct Interrupted(Stage, Option<oneshot::Sender<Result<(), Error>>>);
 
-// The code after the wait is boxed: thousands of claims may wait, and each task would otherwise
-// reserve memory for it.
 impl Task {
     async fn run(mut self, entry: Box<Entry>) {
         let over = match self.acquire(entry).await {
@@ -299,7 +297,7 @@ impl Task {
             Acquired::Held(hold) => {
                 let (token, sequence) = (hold.token().0, hold.ticket().sequence);
                 self.tell(Stage::Held { token, sequence });
-                Box::pin(self.keep(hold)).await
+                self.keep(hold).await
             }
         };
         self.claim.close();
@@ -333,7 +331,7 @@ impl Task {
                 progress = step => Ok(progress),
             };
             match progress {
-                Err(end) => return Box::pin(left(entry, end)).await,
+                Err(end) => return left(entry, end).await,
                 Ok(Ok(Progress::Held)) => {
                     self.claim.rests_on(&entry);
                     return match entry.into_hold() {
@@ -363,12 +361,12 @@ impl Task {
                 }
                 Ok(Err(error)) => {
                     let end = Interrupted(Stage::Failed(error), None);
-                    return Box::pin(left(entry, end)).await;
+                    return left(entry, end).await;
                 }
             }
             tokio::select! {
                 biased;
-                end = self.interrupted() => return Box::pin(left(entry, end)).await,
+                end = self.interrupted() => return left(entry, end).await,
                 () = tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => {}
             }
             pause = (2 * pause).min(LONGEST_PAUSE);

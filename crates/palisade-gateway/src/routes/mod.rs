@@ -211,40 +211,39 @@ impl Routes {
         }))
     }
 
-    /// Handlers that take long are boxed at their own size.
     async fn handle(&self, asking: &Asking, route: (&str, &str), body: Incoming) -> Answered {
         match route {
             ("POST", "/v1/sessions") => self.open_session(asking, read(asking, body).await?),
-            ("DELETE", "/v1/sessions") => Box::pin(self.close_session(asking)).await,
+            ("DELETE", "/v1/sessions") => self.close_session(asking).await,
             ("POST", "/v1/sessions/keepalive") => {
                 self.keep_alive(asking, read(asking, body).await?)
             }
             ("GET", "/v1/sessions/events") => self.session_events(asking),
             ("POST", "/v1/claims") => {
                 let asked = read(asking, body).await?;
-                Box::pin(self.claim(asking, asked)).await
+                self.claim(asking, asked).await
             }
             ("POST", "/v1/claims/wait") => {
                 let asked = read(asking, body).await?;
-                Box::pin(self.wait_on(asking, asked)).await
+                self.wait_on(asking, asked).await
             }
             ("POST", "/v1/claims/amend") => {
                 let asked = read(asking, body).await?;
-                Box::pin(self.amend(asking, asked)).await
+                self.amend(asking, asked).await
             }
             ("POST", "/v1/claims/release") => {
                 let asked = read(asking, body).await?;
-                Box::pin(self.release(asking, asked)).await
+                self.release(asking, asked).await
             }
-            ("GET", "/v1/lines") => Box::pin(self.lines(asking)).await,
-            ("GET", "/v1/leaders") => Box::pin(self.leader(asking)).await,
+            ("GET", "/v1/lines") => self.lines(asking).await,
+            ("GET", "/v1/leaders") => self.leader(asking).await,
             ("GET", "/v1/events") => self.line_events(asking),
             ("POST", "/v1/evictions") => {
                 let asked = read(asking, body).await?;
-                Box::pin(self.evict(asking, asked)).await
+                self.evict(asking, asked).await
             }
-            ("GET", "/v1/deadlocks") => Box::pin(self.deadlocks(asking)).await,
-            ("GET", "/v1/engine") => Box::pin(self.engine(asking)).await,
+            ("GET", "/v1/deadlocks") => self.deadlocks(asking).await,
+            ("GET", "/v1/engine") => self.engine(asking).await,
             ("GET", "/metrics") => self.metrics(asking),
             // Every listed route is handled above.
             _ => Err(Problem::new(StatusCode::NOT_FOUND, "not_found", "")),

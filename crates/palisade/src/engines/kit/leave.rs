@@ -19,3 +19,28 @@ where
         left => left,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::core::error::unreachable;
+
+    #[tokio::test]
+    async fn a_second_copy_is_sent_without_an_answer_and_the_first_may_have_done_it() {
+        let lost = || unreachable("leave", "no answer");
+        let maybe = || lost().maybe_applied();
+        for (answers, left) in [
+            (vec![Ok(Left::Absent)], Left::Absent),
+            (vec![Err(lost()), Ok(Left::Done)], Left::Done),
+            (vec![Err(lost()), Ok(Left::Absent)], Left::Absent),
+            (vec![Err(maybe()), Ok(Left::Absent)], Left::Done),
+        ] {
+            let answers = RefCell::new(answers.into_iter());
+            let next = || std::future::ready(answers.borrow_mut().next().unwrap());
+            assert_eq!(leave_twice(next).await.unwrap(), left);
+            assert_eq!(answers.into_inner().len(), 0, "all were asked for");
+        }
+    }
+}

@@ -76,6 +76,13 @@ impl Traced {
     }
 }
 
+/// Waits for the end of a command that is not asked to end; the code.
+fn ended(child: &mut Child) -> Option<i32> {
+    // A wait would close it.
+    let _open = child.stdin.take();
+    child.wait().unwrap().code()
+}
+
 fn stdout(ran: &Output) -> &str {
     str::from_utf8(&ran.stdout).unwrap()
 }
@@ -191,14 +198,14 @@ fn spans_say_how_a_wait_and_a_hold_ended() {
     assert_eq!(text(&busy, "palisade.lock"), "a");
     assert_eq!(status(&busy), 0);
     traced.ran(&["evict", "a"], 0);
-    assert_eq!(holder.wait().unwrap().code(), Some(76));
+    assert_eq!(ended(&mut holder), Some(76));
     let evicted = hold(&collector, "a");
     assert_eq!(text(&evicted, "palisade.outcome"), "evicted");
     assert_eq!(status(&evicted), ERROR);
 
     let (mut holder, _said) = traced.started(&run("b", "echo ready; cat >/dev/null"));
     traced.ran(&["evict", "b", "--force"], 0);
-    assert_eq!(holder.wait().unwrap().code(), Some(76));
+    assert_eq!(ended(&mut holder), Some(76));
     let lost = hold(&collector, "b");
     assert_eq!(text(&lost, "palisade.outcome"), "lost");
     assert_eq!(text(&lost, "error.type"), "taken");

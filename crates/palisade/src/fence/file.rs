@@ -308,16 +308,23 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> Error {
     }
 }
 
-/// Keeps letters, digits, `-` and `_`; encodes every other byte as `%` and two hex digits.
+/// A name as a file name.
 pub(crate) fn encode(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    name.bytes()
-        .map(|byte| {
-            if plain(byte) {
-                char::from(byte).to_string()
-            } else {
-                format!("%{byte:02x}")
-            }
-        })
-        .collect()
+    let mut file = String::with_capacity(name.len());
+    encode_to(&mut file, name);
+    file
+}
+
+/// Keeps letters, digits, `-` and `_`; encodes every other byte as `%` and two hex digits.
+pub(crate) fn encode_to(file: &mut String, name: &str) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_".contains(&byte) {
+            file.push(char::from(byte));
+        } else {
+            file.push('%');
+            file.push(char::from(HEX[usize::from(byte >> 4)]));
+            file.push(char::from(HEX[usize::from(byte & 15)]));
+        }
+    }
 }

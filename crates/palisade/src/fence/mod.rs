@@ -35,7 +35,7 @@ use std::sync::Arc;
 pub use crate::connect::{open_fence as open, open_strict_fence as open_strict};
 pub use file::FileFence;
 #[cfg(feature = "file")]
-pub(crate) use file::encode;
+pub(crate) use file::{encode, encode_to};
 pub use memory::MemoryFence;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub(crate) use store::{FenceStore, Stored};

@@ -3,6 +3,7 @@
 
 use super::line_file::checksum;
 use crate::core::report::Scope;
+use crate::fence::encode_to;
 
 /// The longest file name that is not truncated; most file systems allow 255 bytes.
 const LONGEST: usize = 230;
@@ -11,20 +12,10 @@ const KEPT: usize = LONGEST - 17;
 
 /// The file of a line: `namespace,name`, with `%xx` for what is neither letter, digit, `-` nor `_`.
 pub(super) fn file_name(namespace: &str, name: &str) -> String {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut file = String::with_capacity(namespace.len() + name.len() + 8);
-    for (text, end) in [(namespace, ","), (name, "")] {
-        for byte in text.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-_".contains(&byte) {
-                file.push(char::from(byte));
-            } else {
-                file.push('%');
-                file.push(char::from(HEX[usize::from(byte >> 4)]));
-                file.push(char::from(HEX[usize::from(byte & 15)]));
-            }
-        }
-        file.push_str(end);
-    }
+    encode_to(&mut file, namespace);
+    file.push(',');
+    encode_to(&mut file, name);
     if file.len() > LONGEST {
         let hash = checksum(file.as_bytes());
         file.truncate(KEPT);

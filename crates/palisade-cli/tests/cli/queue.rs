@@ -156,7 +156,7 @@ fn answers_are_documents() {
     );
     let text = store.ran("queue show q bytes").is(0).out();
     assert!(
-        text.contains("delayed") && text.contains("no text"),
+        text.contains("delayed") && text.contains("not UTF-8 text"),
         "{text}"
     );
     let text = store.ran("queue ls").is(0).out();

@@ -1,8 +1,8 @@
-//! `Spans`: what `run`, `elect` and `queue work` tell a tracer, where there is one.
+//! `Spans`: the spans of `run`, `elect` and `queue work`, if there is a tracer.
 //!
-//! One span for each wait, and one for each hold or message, below the span that `TRACEPARENT`
-//! names. Without such a variable a hold is below its wait, so that the two are one trace. What
-//! runs under a hold gets the hold's span as its own `TRACEPARENT`.
+//! Each wait and each hold or message has a span, a child of the span that `TRACEPARENT` names.
+//! Without that variable a hold is a child of its wait, so that the two are one trace. A command gets
+//! the span of its hold or message as `TRACEPARENT`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::exit::Failure;
 const PARENT: &str = "TRACEPARENT";
 const STATE: &str = "TRACESTATE";
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Clone, Default)]
 pub(crate) struct Spans(Option<Arc<Trace>>);
 
@@ -30,12 +30,12 @@ struct Trace {
     outer: Context,
 }
 
-/// A span that has not ended; dropped, it ends. Without a tracer it is none.
+/// A span in progress, which ends when it is dropped; empty without a tracer.
 #[derive(Default)]
 pub(crate) struct Open(Option<BoxedSpan>);
 
 impl Spans {
-    /// Spans by this tracer, below the one that the environment names.
+    /// Spans of this tracer, as children of the one that the environment names.
     pub(crate) fn by(tracer: BoxedTracer) -> Self {
         let told = [PARENT, STATE].map(|name| (name.to_lowercase(), std::env::var(name).ok()));
         let told = told
@@ -46,13 +46,13 @@ impl Spans {
         Self(Some(Arc::new(Trace { tracer, outer })))
     }
 
-    /// That of a wait for a lock.
+    /// Opens the span of a wait for a lock.
     pub(crate) fn wait(&self, name: &Name) -> Open {
         let lock = KeyValue::new("palisade.lock", name.to_string());
         self.open("acquire", None, || vec![lock])
     }
 
-    /// That of a hold, after a wait.
+    /// Opens the span of a hold, after its wait.
     pub(crate) fn hold(&self, wait: &Open, hold: &Hold, client: &Client) -> Open {
         self.open("hold", Some(wait), || {
             vec![
@@ -65,7 +65,7 @@ impl Spans {
         })
     }
 
-    /// That of a message that was claimed.
+    /// Opens the span of a claimed message.
     pub(crate) fn message(&self, queue: &str, message: &Message, client: &Client) -> Open {
         self.open("message", None, || {
             vec![
@@ -96,13 +96,14 @@ impl Spans {
         Open(Some(trace.tracer.build_with_context(builder, &parent)))
     }
 
-    /// The variables by which a command finds that it runs below `span`.
+    /// The environment variables that make `span` the parent of a command's spans.
     pub(crate) fn environment(&self, span: &Open) -> Vec<(String, String)> {
         let Some((trace, parent)) = self.0.as_ref().zip(span.traceparent()) else {
             return Vec::new();
         };
         let mut variables = vec![(PARENT.to_owned(), parent)];
-        // It is the trace's own, and inherited with it. One that came without belongs to none.
+        // The state of the outer trace is inherited. Without an outer trace the variable belongs to
+        // no trace of ours.
         if !trace.outer.has_active_span() && std::env::var_os(STATE).is_some() {
             variables.push((STATE.to_owned(), String::new()));
         }
@@ -110,13 +111,13 @@ impl Spans {
     }
 }
 
-/// Where a span is the parent.
+/// A context in which `span` is the parent.
 fn within(span: &BoxedSpan) -> Context {
     Context::new().with_remote_span_context(span.span_context().clone())
 }
 
 impl Open {
-    /// It as a W3C `traceparent`.
+    /// The span as a W3C `traceparent`.
     pub(crate) fn traceparent(&self) -> Option<String> {
         let mut told = HashMap::new();
         TraceContextPropagator::new().inject_context(&within(self.0.as_ref()?), &mut told);
@@ -129,17 +130,17 @@ impl Open {
         }
     }
 
-    /// Says what the command ended with.
+    /// Records the command's exit code.
     pub(crate) fn exited(&mut self, code: u8) {
         self.set("process.exit.code", i64::from(code));
     }
 
-    /// Ends it.
+    /// Ends the span.
     pub(crate) fn end(mut self, outcome: &'static str) {
         self.set("palisade.outcome", outcome);
     }
 
-    /// Ends it with a failure.
+    /// Ends the span with an error.
     pub(crate) fn fail(mut self, outcome: &'static str, why: &'static str) {
         self.set("error.type", why);
         if let Some(span) = &mut self.0 {
@@ -148,7 +149,7 @@ impl Open {
         self.end(outcome);
     }
 
-    /// Ends that of a wait, which may have failed.
+    /// Ends the span of a wait, which may have failed.
     pub(crate) fn waited(self, failure: Option<&Failure>) {
         match failure {
             None => self.end("held"),
@@ -158,7 +159,7 @@ impl Open {
         }
     }
 
-    /// Ends that of what was lost, for this reason where it is known.
+    /// Ends the span of a lost hold or message, with the reason if it is known.
     pub(crate) fn lost(self, reason: Option<LossReason>) {
         let outcome = match reason {
             Some(LossReason::Evicted) => "evicted",

@@ -1,9 +1,9 @@
 //! `Traces`: spans of this process, sent to a collector by OTLP over HTTP.
 //!
-//! Off unless the usual `OTEL_*` variables name a collector, and never in anybody's way: spans are
-//! sent in batches by a thread of the SDK, and what can't be sent is left out, after one line that
-//! says so. That thread comes after the guardian, which is forked while there is none. The last
-//! spans of a process are sent when all its locks are released.
+//! Off unless the usual `OTEL_*` variables name a collector. A thread of the SDK sends spans in
+//! batches and delays nothing else; spans that can't be sent are dropped, and one line reports that.
+//! The thread is started after the guardian, because a process with threads can't be forked safely.
+//! The last spans are sent when all locks of the process are released.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,19 +22,19 @@ use crate::exit::Verdict;
 use crate::print::Printer;
 use crate::spans::Spans;
 
-/// How long the last spans may take at the end.
+/// How long the end of the process may wait for the last spans.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Traces {
     provider: SdkTracerProvider,
     complaint: Complaint,
 }
 
-/// Does `work`, which forks no more, and sends its spans if the environment asks for it. Without a
-/// printer nobody hears of those that can't be sent.
+/// Runs `work`, which must not fork, and sends its spans if the environment asks for that. Without a
+/// printer nothing reports spans that can't be sent.
 pub(crate) fn traced(printer: Option<Printer>, work: impl FnOnce(Spans) -> Verdict) -> Verdict {
-    // Who waits for the end of a command is not kept waiting for second tries.
+    // A caller that waits for the command to end is not delayed by retries.
     let Some(traces) = Traces::begin(printer, RetryPolicy::disabled()) else {
         return work(Spans::default());
     };
@@ -43,7 +43,7 @@ pub(crate) fn traced(printer: Option<Printer>, work: impl FnOnce(Spans) -> Verdi
     verdict
 }
 
-/// A variable, that for traces before that for everything.
+/// The value of a variable; the one for traces takes precedence over the general one.
 fn setting(name: &str) -> Option<String> {
     let of = |prefix: &str| std::env::var(format!("{prefix}_{name}")).ok();
     let found = of("OTEL_EXPORTER_OTLP_TRACES").filter(|text| !text.is_empty());
@@ -51,8 +51,7 @@ fn setting(name: &str) -> Option<String> {
 }
 
 impl Traces {
-    /// Begins, if the environment asks for it. A collector that can't be used is told, and is no
-    /// reason to fail.
+    /// Starts if the environment asks for it. An unusable collector is reported, and is no error.
     pub(crate) fn begin(printer: Option<Printer>, retry: RetryPolicy) -> Option<Self> {
         let is = |name: &str, text: &str| std::env::var(name).is_ok_and(|set| set == text);
         let endpoint = setting("ENDPOINT")?;
@@ -84,7 +83,7 @@ impl Traces {
         let timeout = setting("TIMEOUT").and_then(|millis| millis.parse().ok());
         let http = http
             .timeout(Duration::from_millis(timeout.unwrap_or(10_000)))
-            // Each batch has a runtime of its own.
+            // Each batch has its own runtime, so a pooled connection would outlive its runtime.
             .pool_max_idle_per_host(0)
             .build()
             .map_err(|error| error.to_string())?;
@@ -130,13 +129,13 @@ impl Traces {
         })
     }
 
-    /// What makes spans.
+    /// The tracer that creates spans.
     pub(crate) fn tracer(&self) -> BoxedTracer {
         global::set_tracer_provider(self.provider.clone());
         global::tracer("palisade")
     }
 
-    /// Sends what is left.
+    /// Sends the remaining spans.
     pub(crate) fn end(self) {
         if self.provider.shutdown_with_timeout(FAREWELL).is_err() {
             let why = format!("the collector did not take the last spans within {FAREWELL:?}");
@@ -145,7 +144,7 @@ impl Traces {
     }
 }
 
-/// Says once that spans are left out.
+/// Reports once that spans are dropped.
 #[derive(Clone)]
 struct Complaint {
     printer: Option<Printer>,

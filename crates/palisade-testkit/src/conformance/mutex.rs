@@ -196,7 +196,12 @@ async fn drop_frees(fx: Fixture, over: Over) {
     let client = fx.client();
     drop(over.lock(&client).await.unwrap());
     soon("the background release", client.flush()).await;
-    drop(free(over.try_lock(&client).await));
+    // A majority that votes without a line may split once more on a busy machine.
+    if client.capability().fair {
+        drop(free(over.try_lock(&client).await));
+    } else {
+        drop(soon("a free lock", over.lock(&client)).await.unwrap());
+    }
 }
 
 async fn release_wakes_the_waiter(fx: Fixture, over: Over) {

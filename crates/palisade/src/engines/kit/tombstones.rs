@@ -14,7 +14,7 @@ pub(crate) struct Tombstones(HashMap<ClaimId, BootTime>);
 impl Tombstones {
     /// Remembers a claim for `lasts`, and removes expired ones from time to time.
     pub(crate) fn add(&mut self, claim: ClaimId, now: BootTime, lasts: Duration) {
-        // Only when the map would grow otherwise, so that the cost per claim is constant.
+        // Only when the map would grow otherwise: a scan for every claim would cost more.
         if self.0.len() == self.0.capacity() {
             self.0.retain(|_, until| *until > now);
         }

@@ -114,7 +114,7 @@ struct Extra {
     claim: Arc<Claim>,
     value: Option<String>,
     /// Notified when the seat is granted or removed.
-    bell: Arc<Notify>,
+    woken: Arc<Notify>,
 }
 
 impl State {
@@ -128,12 +128,12 @@ impl State {
             return;
         };
         for expired in line.seats.iter().filter(|seat| seat.expires <= now) {
-            expired.extra.bell.notify_one();
+            expired.extra.woken.notify_one();
         }
         let last = &mut self.last_sequence;
         for granted in line.settle(now, || count_on(last)) {
             if let Some(seat) = line.seat(granted) {
-                seat.extra.bell.notify_one();
+                seat.extra.woken.notify_one();
             }
         }
         if line.seats.is_empty() {
@@ -178,7 +178,7 @@ impl Store {
         done
     }
 
-    /// The bell of a waiting claim, and when the first lease that blocks it ends; `None` if the
+    /// What wakes a waiting claim, and when the first lease that blocks it ends; `None` if the
     /// claim does not wait.
     fn blocked(&self, key: &Key, claim: ClaimId) -> Option<(Arc<Notify>, BootTime)> {
         let mut state = self.state.lock();
@@ -190,7 +190,7 @@ impl Store {
             .iter()
             .map(|blocker| blocker.expires)
             .min()?;
-        Some((Arc::clone(&seat.extra.bell), due))
+        Some((Arc::clone(&seat.extra.woken), due))
     }
 }
 
@@ -219,7 +219,7 @@ impl Engine for MemoryEngine {
                     extra: Extra {
                         claim: Arc::clone(&claim),
                         value: claim.value.clone(),
-                        bell: Arc::new(Notify::new()),
+                        woken: Arc::new(Notify::new()),
                     },
                 })?;
                 state.settle(key, now);
@@ -252,9 +252,9 @@ impl Engine for MemoryEngine {
 
     async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
         let key = self.key_of(&ticket.name);
-        if let Some((bell, due)) = self.store.blocked(&key, ticket.claim) {
+        if let Some((woken, due)) = self.store.blocked(&key, ticket.claim) {
             tokio::select! {
-                () = bell.notified() => {}
+                () = woken.notified() => {}
                 () = sync::sleep_until(due.min(until)) => {}
             }
         }
@@ -373,7 +373,7 @@ impl Engine for MemoryEngine {
                     let Some(seat) = line.remove(claim, 0) else {
                         return Ok(false);
                     };
-                    seat.extra.bell.notify_one();
+                    seat.extra.woken.notify_one();
                 }
             }
             let _ = self.store.alarms.send(Alarm::Lease(claim.into()));

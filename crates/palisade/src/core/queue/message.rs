@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::retries::Retries;
 use super::store::{Delivery, Receipt, Settlement, id_of};
-use super::{Queue, QueueKeeper, nonsense};
+use super::{Queue, QueueKeeper, unexpected_reply};
 use crate::core::capability::Capability;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
@@ -320,7 +320,7 @@ pub(super) async fn settle(
         }
     };
     if settled.len() != messages.len() {
-        return Err(nonsense(operation));
+        return Err(unexpected_reply(operation));
     }
     let mut settled = settled.into_iter();
     messages.retain_mut(|message| {

@@ -200,7 +200,7 @@ impl Queue {
     /// applied", a message with an [id](Draft::id) can be pushed again.
     pub async fn push(&self, draft: impl Into<Draft>) -> Result<Pushed> {
         let mut pushed = self.push_all([draft.into()]).await?;
-        pushed.pop().ok_or_else(|| nonsense("push"))
+        pushed.pop().ok_or_else(|| unexpected_reply("push"))
     }
 
     /// Adds messages in this order: all of them or none.
@@ -247,7 +247,7 @@ impl Queue {
     /// Those of [`Queue::push`], except for an engine that can't be reached.
     pub async fn next(&self) -> Result<Message> {
         let message = self.next_within(Patience::Forever).await?;
-        message.ok_or_else(|| nonsense("claim"))
+        message.ok_or_else(|| unexpected_reply("claim"))
     }
 
     /// Waits for a message while patience lasts; `None` if it ended first.
@@ -496,6 +496,6 @@ impl Drop for Sleeper {
 }
 
 /// The error for an answer that no store should give.
-fn nonsense(operation: &'static str) -> Error {
+fn unexpected_reply(operation: &'static str) -> Error {
     Error::new(ErrorKind::Internal, operation, "no answer (bug)").maybe_applied()
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::Consul;
 use super::client::{Committed, Read};
 use super::keys::Line;
-use super::kv::{Op, TxnError};
+use super::kv::TxnError;
 use super::sessions::{Begun, Member, Stage};
 use super::snapshot::{Decision, Snapshot, Spot, Watch};
-use crate::core::claim::{Ask, Claim, Mode};
+use crate::core::claim::{Ask, Claim, ClaimId, Mode};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
@@ -49,99 +49,105 @@ enum Tried {
     Left,
 }
 
+/// How many sessions an enter tries, in case they end.
+const SESSIONS: usize = 2;
+
 pub(super) async fn enter(engine: &Arc<Consul>, claim: &Arc<Claim>) -> Result<Entered> {
-    let line = engine.keys.line(&claim.name)?;
-    let sessions = &engine.sessions;
-    let known = sessions.settled(claim.id, engine.client.timeout).await;
-    let mut member = match known {
-        None => join(engine, claim).await?,
-        Some(member) if member.stage == Stage::Waiting => member,
-        Some(member) => match stands(engine, &line, &member).await? {
-            Place::Held { sequence } => return Ok(entered(engine, &member, Some(sequence))),
-            Place::Waiting => member,
-            // Its lock was taken away, or its write may still arrive: it needs a new session.
-            Place::Gone => {
-                sessions.forget(claim.id);
-                join(engine, claim).await?
+    let (line, sessions) = (engine.keys.line(&claim.name)?, &engine.sessions);
+    for _ in 0..SESSIONS {
+        let member = match sessions.join(claim, None) {
+            Some(member) => member,
+            None => match rejoin(engine, &line, claim).await? {
+                (member, None) => member,
+                (member, held) => return Ok(sessions.entered(&member, held)),
+            },
+        };
+        let tried = match claim.ask.mode() {
+            Mode::Exclusive => {
+                // Assumes that the lock is free, as it is most of the time.
+                let free = Snapshot::unread(line.clone());
+                attempt(engine, &member, free, patience(engine, claim)).await
             }
-        },
-    };
-    let mut tried = first_try(engine, &line, &member).await;
-    if let Ok(Tried::SessionEnded) = tried {
-        // It has ended since its last use, by its ttl or by hand.
-        sessions.ended(member.session);
-        sessions.forget(claim.id);
-        member = join(engine, claim).await?;
-        tried = first_try(engine, &line, &member).await;
+            Mode::Shared | Mode::Permits => first_try(engine, &line, &member).await,
+        };
+        match tried {
+            Ok(Tried::Held(sequence)) => return Ok(sessions.entered(&member, Some(sequence))),
+            Ok(Tried::Behind | Tried::Delayed) if claim.queue => {
+                sessions.change(claim.id, |member| member.waited = true);
+                return Ok(sessions.entered(&member, None));
+            }
+            Ok(Tried::Behind | Tried::Delayed) => {
+                sessions.forget(claim.id);
+                return Ok(Entered::Busy);
+            }
+            Ok(Tried::Left) => return Ok(Entered::Busy),
+            // By its ttl or by hand, since its last use.
+            Ok(Tried::SessionEnded) => {
+                sessions.ended(member.session);
+                sessions.forget(claim.id);
+            }
+            Err(error) => {
+                let known = sessions.member(claim.id);
+                if known.is_some_and(|member| member.closed.is_some()) {
+                    // It keeps the gate closed, so it must be left before readers can come again.
+                    return Err(error.maybe_applied());
+                }
+                if error.outcome() == Outcome::NotApplied {
+                    sessions.forget(claim.id);
+                }
+                return Err(error);
+            }
+        }
     }
-    match tried {
-        Ok(Tried::Held(sequence)) => Ok(entered(engine, &member, Some(sequence))),
-        Ok(Tried::Behind | Tried::Delayed) if claim.queue => {
-            sessions.change(claim.id, |member| member.waited = true);
-            Ok(entered(engine, &member, None))
-        }
-        Ok(Tried::Behind | Tried::Delayed) => {
-            sessions.forget(claim.id);
-            Ok(Entered::Busy)
-        }
-        Ok(Tried::Left) => Ok(Entered::Busy),
-        Ok(Tried::SessionEnded) => {
-            sessions.ended(member.session);
-            sessions.forget(claim.id);
-            let message = "the session ended before it was used; try again";
-            Err(Error::new(ErrorKind::Unreachable, "enter", message))
-        }
-        Err(error) => {
-            let known = sessions.member(claim.id);
-            if known.is_some_and(|member| member.closed.is_some()) {
-                // It keeps the gate closed, so it must be left before readers can come again.
-                return Err(error.maybe_applied());
-            }
-            if error.outcome() == Outcome::NotApplied {
-                sessions.forget(claim.id);
-            }
-            Err(error)
-        }
+    Err(session_ended())
+}
+
+fn session_ended() -> Error {
+    let message = "the session ended before it was used; try again";
+    Error::new(ErrorKind::Unreachable, "enter", message)
+}
+
+/// How often a claim tries again when others came first. A waiting claim has time to try later, and
+/// all permits contend for one list. A claim that does not wait gets its answer soon.
+fn patience(engine: &Consul, claim: &Claim) -> Retry {
+    match (claim.queue, claim.ask.mode()) {
+        (true, Mode::Permits) => Retry::times(0),
+        (true, _) => Retry::times(3),
+        (false, _) => Retry::until(BootTime::now() + engine.client.timeout / NO_WAIT),
     }
 }
 
-/// Assigns a claim to a session, which may have to be created first.
-async fn join(engine: &Consul, claim: &Arc<Claim>) -> Result<Member> {
-    let find = || engine.sessions.join(claim);
+/// Finds the session of a claim that was entered before, with the sequence if it holds; or assigns
+/// it to a session that is created for it.
+async fn rejoin(engine: &Consul, line: &Line, claim: &Arc<Claim>) -> Result<(Member, Option<u64>)> {
+    let (sessions, client) = (&engine.sessions, &engine.client);
+    match sessions.settled(claim.id, client.timeout).await {
+        None => {}
+        Some(member) if member.stage == Stage::Waiting => return Ok((member, None)),
+        Some(member) => match stands(engine, line, &member).await? {
+            Place::Held { sequence } => return Ok((member, Some(sequence))),
+            Place::Waiting => return Ok((member, None)),
+            // Its lock was taken away, or its write may still arrive: it needs a new session.
+            Place::Gone => sessions.forget(claim.id),
+        },
+    }
+    let find = || sessions.join(claim, None);
     let make = async {
         let (sent, ttl) = (BootTime::now(), claim.ttl);
         let settings = engine.session_settings(ttl);
-        let session = engine.client.create_session(&settings).await?;
-        Ok(engine
-            .sessions
-            .add(session, LeaseStart { sent, ttl }, claim))
+        let session = client.create_session(&settings).await?;
+        let made = (session, LeaseStart { sent, ttl });
+        sessions.join(claim, Some(made)).ok_or_else(session_ended)
     };
-    let timeout = engine.client.timeout;
-    engine.maker.find_or_make(timeout, find, make).await
-}
-
-fn entered(engine: &Consul, member: &Member, held: Option<u64>) -> Entered {
-    // A session that has ended meanwhile gets a lease that is over.
-    let armed = engine.sessions.armed(member.session).unwrap_or(LeaseStart {
-        sent: BootTime::PAST,
-        ttl: member.claim.ttl,
-    });
-    let sequence = held.unwrap_or(0);
-    Entered::In {
-        ticket: Ticket {
-            sequence,
-            ..member.ticket()
-        },
-        armed,
-        place: held.map_or(Place::Waiting, |sequence| Place::Held { sequence }),
-    }
+    let joined = engine.maker.find_or_make(client.timeout, find, make).await;
+    Ok((joined?, None))
 }
 
 /// The place of a claim whose write was not answered, or whose hold is in question.
 async fn stands(engine: &Consul, line: &Line, member: &Member) -> Result<Place> {
     let claim = &member.claim;
     let snapshot = Snapshot::read(&engine.client, line, claim.ask.mode()).await?;
-    let Some(found) = snapshot.find(claim.id, &member.session_text()) else {
+    let Some(found) = snapshot.find(claim.id, &member.session_text) else {
         return Ok(Place::Gone);
     };
     let Some(sequence) = found.held() else {
@@ -151,34 +157,23 @@ async fn stands(engine: &Consul, line: &Line, member: &Member) -> Result<Place> 
     engine
         .sessions
         .settle(claim.id, Stage::Held(sequence), false);
-    engine.sessions.tell(claim.id);
     Ok(Place::Held { sequence })
 }
 
+/// The first try of a claim for a part.
 async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result<Tried> {
     let (claim, client) = (&member.claim, &engine.client);
-    // A waiting claim has time to try again, and all permits contend for one list. A claim that
-    // does not wait gets its answer soon, even if others came first each time.
-    let hurry = client.timeout / NO_WAIT;
-    let retry = match (claim.queue, claim.ask.mode()) {
-        (true, Mode::Permits) => Retry::times(0),
-        (true, _) => Retry::times(3),
-        (false, _) => Retry::until(BootTime::now() + hurry),
-    };
-    let snapshot = match claim.ask.mode() {
-        // Assumes that the lock is free, as it is most of the time.
-        Mode::Exclusive => Snapshot::unread(line.clone()),
-        Mode::Shared => Snapshot::read_lock(client, line).await?,
-        Mode::Permits => Snapshot::read(client, line, Mode::Permits).await?,
-    };
-    if claim.ask.mode() != Mode::Permits {
+    let retry = patience(engine, claim);
+    if claim.ask.mode() == Mode::Shared {
+        let snapshot = Snapshot::read_lock(client, line).await?;
         return attempt(engine, member, snapshot, retry).await;
     }
+    let snapshot = Snapshot::read(client, line, Mode::Permits).await?;
     // Claims of one process that write the list of holders concurrently only refuse each other. The
     // one that writes now includes those that wait.
     let decision = snapshot.decide(std::slice::from_ref(member))?;
     let patience = match decision {
-        Decision::Take(..) if !claim.queue => hurry / 2,
+        Decision::Write(..) if !claim.queue => client.timeout / NO_WAIT / 2,
         _ => Duration::ZERO,
     };
     let turn = engine.flight.turn(&line.lock, patience).await;
@@ -188,6 +183,14 @@ async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result
     attempt(engine, member, snapshot, retry).await
 }
 
+/// The stage of a claim that another claim writes for, once that write was answered.
+async fn settled(engine: &Consul, claim: ClaimId) -> Option<Stage> {
+    let settled = engine.sessions.settled(claim, engine.client.timeout);
+    let stage = settled.await?.stage;
+    engine.sessions.tell(claim);
+    Some(stage)
+}
+
 /// Tries to take the place, and retries when others wrote in between.
 async fn attempt(
     engine: &Arc<Consul>,
@@ -195,7 +198,7 @@ async fn attempt(
     mut snapshot: Snapshot,
     mut retry: Retry,
 ) -> Result<Tried> {
-    let (claim, session) = (&member.claim, member.session_text());
+    let (claim, sessions) = (&member.claim, &engine.sessions);
     let mut along = if claim.ask == Ask::Whole {
         0
     } else {
@@ -205,53 +208,53 @@ async fn attempt(
     // counting a retry, however long the write took.
     let mut assumed = claim.ask.mode() != Mode::Permits;
     loop {
-        let mut members = match engine.sessions.begin(claim.id, along) {
+        let mut members = match sessions.begin(claim.id, along) {
             Begun::For(members) => members,
             Begun::Gone => return Ok(Tried::Left),
-            Begun::Settled => {
-                let settled = engine.sessions.settled(claim.id, engine.client.timeout);
-                match settled.await.map(|member| member.stage) {
-                    Some(Stage::Held(sequence)) => {
-                        engine.sessions.tell(claim.id);
-                        return Ok(Tried::Held(sequence));
-                    }
-                    Some(Stage::Waiting) if retry.again().await => continue,
-                    Some(_) => return Ok(Tried::Behind),
-                    None => return Ok(Tried::Left),
-                }
-            }
+            Begun::Settled => match settled(engine, claim.id).await {
+                Some(Stage::Held(sequence)) => return Ok(Tried::Held(sequence)),
+                Some(Stage::Waiting) if retry.again().await => continue,
+                Some(_) => return Ok(Tried::Behind),
+                None => return Ok(Tried::Left),
+            },
         };
         let decision = snapshot.decide(&members);
         let taken = match &decision {
-            Ok(Decision::Take(_, taken)) => *taken,
-            Ok(Decision::Close(_)) => 1,
+            Ok(Decision::Write(.., taken)) => *taken,
             Ok(Decision::Behind(_)) | Err(_) => 0,
         };
         for member in members.split_off(taken) {
-            let sessions = &engine.sessions;
             sessions.settle(member.claim.id, Stage::Waiting, false);
         }
         let (ops, spot) = match decision? {
-            Decision::Take(ops, _) => (ops, Spot::of(claim.ask)),
-            Decision::Close(ops) => (ops, Spot::Gate),
+            Decision::Write(ops, spot, _) => (ops, spot),
             Decision::Behind(watch) => {
-                let sessions = &engine.sessions;
                 sessions.change(claim.id, |member| member.watch = Some(watch));
                 return Ok(Tried::Behind);
             }
         };
-        match write(engine, &snapshot.line, ops, spot, members).await? {
+        // Completed even if the caller is dropped, so that a later leave knows its outcome.
+        let (writer, line) = (Arc::clone(engine), snapshot.line.clone());
+        let written = finish(async move {
+            let written = writer.client.transact("enter", &ops).await;
+            writer.sessions.written(&line, spot, &members, &written);
+            written
+        });
+        match written.await? {
             Committed::Done(_) if spot == Spot::Gate => {}
-            Committed::Done(_) => match engine.sessions.tell(claim.id) {
-                Some(sequence) => return Ok(Tried::Held(sequence)),
-                None => return Ok(Tried::Left),
-            },
+            Committed::Done(_) => {
+                let stage = sessions.member(claim.id).map(|member| member.stage);
+                return Ok(match stage {
+                    Some(Stage::Held(sequence)) => Tried::Held(sequence),
+                    _ => Tried::Left,
+                });
+            }
             Committed::Refused(errors) => {
                 let says = |what: &str| errors.iter().any(|e: &TxnError| e.what.contains(what));
                 if says("lock delay") {
                     return Ok(Tried::Delayed);
                 }
-                if says("invalid session") && says(&session) {
+                if says("invalid session") && says(&member.session_text) {
                     return Ok(Tried::SessionEnded);
                 }
                 if says("invalid session") {
@@ -260,54 +263,15 @@ async fn attempt(
                 }
                 if !std::mem::take(&mut assumed) && !retry.again().await {
                     // Others came first each time.
-                    engine
-                        .sessions
-                        .change(claim.id, |member| member.watch = None);
+                    sessions.change(claim.id, |member| member.watch = None);
                     return Ok(Tried::Behind);
                 }
             }
         }
         let known = snapshot.tree_index;
         snapshot = Snapshot::read(&engine.client, &snapshot.line, claim.ask.mode()).await?;
-        snapshot.tree_index = known;
+        snapshot.tree_index = snapshot.tree_index.max(known);
     }
-}
-
-/// Sends the write that takes places. It is completed even if the caller is dropped, so that a
-/// later leave knows its outcome.
-async fn write(
-    engine: &Arc<Consul>,
-    line: &Line,
-    ops: Vec<Op>,
-    spot: Spot,
-    members: Vec<Member>,
-) -> Result<Committed> {
-    let (engine, line) = (Arc::clone(engine), line.clone());
-    finish(async move {
-        let written = engine.client.transact("enter", &ops).await;
-        let failed = match &written {
-            Err(error) if error.outcome() != Outcome::NotApplied => Stage::Unknown,
-            _ => Stage::Waiting,
-        };
-        let index = |member: &Member| match &written {
-            Ok(Committed::Done(pairs)) => {
-                let key = spot.key(&line, member.claim.id, &member.session_text());
-                let own = pairs.iter().rev().find(|pair| pair.key == key)?;
-                Some(own.modify_index)
-            }
-            _ => None,
-        };
-        for (at, member) in members.iter().enumerate() {
-            let (sessions, claim) = (&engine.sessions, member.claim.id);
-            match index(member) {
-                None => sessions.settle(claim, failed, at > 0),
-                Some(index) if spot == Spot::Gate => sessions.closed(claim, index),
-                Some(index) => sessions.settle(claim, Stage::Held(index), at > 0),
-            }
-        }
-        written
-    })
-    .await
 }
 
 pub(super) async fn wait(engine: &Arc<Consul>, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -333,7 +297,7 @@ pub(super) async fn wait(engine: &Arc<Consul>, ticket: &Ticket, until: BootTime)
             }
         }
         if sessions.is_due(member.session)
-            && !engine.client.has_session(&member.session_text()).await?
+            && !engine.client.has_session(&member.session_text).await?
         {
             sessions.ended(member.session);
             sessions.forget(claim);
@@ -418,27 +382,21 @@ async fn sleep(
     watch(None);
     if tree {
         let mut snapshot = match claim.ask.mode() {
-            Mode::Permits => Snapshot {
-                tree: seen.pairs,
-                ..Snapshot::unread(line.clone())
-            },
+            Mode::Permits => Snapshot::new(line.clone(), None, seen.pairs),
             Mode::Exclusive | Mode::Shared => read.await?,
         };
-        snapshot.tree_index = seen.index;
+        snapshot.tree_index = snapshot.tree_index.max(seen.index);
         return Ok(Some(snapshot));
     }
     match seen.pairs.into_iter().next() {
         // The next claim holds already. An index that decreases belongs to another history.
-        Some(lock) if lock.holder().is_some() && member.closed.is_none() => {
+        Some(lock) if lock.is_held() && member.closed.is_none() => {
             let index = if seen.index < index { 0 } else { seen.index };
             watch(Some(Watch { tree, index }));
             Ok(None)
         }
         Some(_) if claim.ask == Ask::Whole => read.await.map(Some),
-        lock => Ok(Some(Snapshot {
-            lock,
-            ..Snapshot::unread(line.clone())
-        })),
+        lock => Ok(Some(Snapshot::new(line.clone(), lock, Vec::new()))),
     }
 }
 

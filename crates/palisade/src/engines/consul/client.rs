@@ -232,8 +232,7 @@ impl Client {
         path: &str,
         body: Vec<u8>,
     ) -> Result<Reply> {
-        let timeout = self.timeout;
-        self.send_within(operation, method, path, body, timeout)
+        self.send_within(operation, method, path, body, self.timeout)
             .await
     }
 

@@ -78,8 +78,8 @@ pub(super) async fn survey(engine: &Consul, scope: &Scope) -> Result<Vec<LineRep
 /// mark. The marks must have been read before the line.
 async fn sweep_marks(engine: &Consul, snapshot: &Snapshot, marked: &[Mark]) {
     let lives = |claim: &str| {
-        let mut pairs = snapshot.lock.iter().chain(&snapshot.tree);
-        pairs.any(|pair| pair.record().is_some_and(|record| record.claim == claim))
+        let is_its = |pair: &Pair| pair.record().is_some_and(|record| record.claim == claim);
+        snapshot.claimed().any(is_its)
     };
     let gone = |mark: &&Mark| mark.line == snapshot.line.lock && !lives(&mark.claim);
     for mark in marked.iter().filter(gone) {
@@ -131,23 +131,18 @@ pub(super) fn lines(keys: &Keys, pairs: Vec<Pair>) -> Vec<(Name, Snapshot)> {
     let line = |(name, (lock, tree))| {
         let name = Name::new(name).ok()?;
         let line = keys.line(&name).ok()?;
-        let snapshot = Snapshot {
-            lock,
-            tree,
-            ..Snapshot::unread(line)
-        };
-        Some((name, snapshot))
+        Some((name, Snapshot::new(line, lock, tree)))
     };
     lines.into_iter().filter_map(line).collect()
 }
 
 fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineReport {
-    let list = snapshot.holders();
+    let list = snapshot.holders.as_ref();
     let claim = |pair: &Pair, session: &str, record: Option<Record>, ask: Ask| {
         let id = record.as_ref().map(|record| record.claim.clone());
         let id = id.unwrap_or_else(|| session.to_owned());
         let amended = snapshot.line.value(&id);
-        let amended = snapshot.tree.iter().find(|pair| pair.key == amended);
+        let amended = snapshot.values.iter().find(|pair| pair.key == amended);
         let amended = amended.map(|pair| String::from_utf8_lossy(&pair.bytes()).into_owned());
         let sequence = record.as_ref().map(|record| record.granted_at(pair));
         ClaimReport {
@@ -166,7 +161,7 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
     };
     let mut holders = Vec::new();
     for (spot, pair, session, record) in snapshot.claims() {
-        let ask = match (spot, &list) {
+        let ask = match (spot, list) {
             // A key of a semaphore, surveyed by its full name, is not a lock.
             (Spot::Whole, _) if pair.flags != SEMAPHORE => Ask::Whole,
             (Spot::Reader, _) if snapshot.is_gate() => Ask::READ,

@@ -50,11 +50,6 @@ impl Line {
         format!("{}/{session}", self.lock)
     }
 
-    /// The prefix of the readers' keys.
-    pub(super) fn readers(&self) -> String {
-        format!("{}/.readers/", self.lock)
-    }
-
     pub(super) fn reader(&self, claim: ClaimId) -> String {
         format!("{}/.readers/{claim}", self.lock)
     }
@@ -100,9 +95,10 @@ impl Keys {
     /// The prefix of the keys of all lines whose names begin with `prefix`.
     pub(super) fn beginning(&self, prefix: &str) -> String {
         if self.is_bare() {
-            return prefix.to_owned();
+            prefix.to_owned()
+        } else {
+            format!("{}{}", self.prefix, encode(prefix))
         }
-        format!("{}{}", self.prefix, encode(prefix))
     }
 
     /// Splits a key into the name of its line and the rest below it.
@@ -156,8 +152,10 @@ fn is_printable(letter: char) -> bool {
     letter.is_ascii() || format!("a{letter}").escape_debug().count() == 2
 }
 
+/// What is escaped inside a name, besides every non-ASCII byte.
+const ESCAPED: &AsciiSet = &AsciiSet::EMPTY.add(b'/').add(b'%');
+
 fn encode(name: &str) -> String {
-    const ESCAPED: &AsciiSet = &AsciiSet::EMPTY.add(b'/').add(b'%');
     match name.strip_prefix('.') {
         Some(rest) => format!("%2E{}", utf8_percent_encode(rest, ESCAPED)),
         None => utf8_percent_encode(name, ESCAPED).to_string(),

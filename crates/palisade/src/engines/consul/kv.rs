@@ -46,6 +46,11 @@ impl Pair {
         self.session.as_deref().filter(|id| !id.is_empty())
     }
 
+    /// Whether a session has locked it.
+    pub(super) fn is_held(&self) -> bool {
+        self.holder().is_some()
+    }
+
     pub(super) fn bytes(&self) -> Vec<u8> {
         let text = self.value.as_deref().unwrap_or_default();
         STANDARD.decode(text).unwrap_or_default()
@@ -106,36 +111,23 @@ pub(super) struct Holders {
 
 /// One operation of a transaction, in Consul's format.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Op {
-    #[serde(rename = "KV")]
-    kv: Value,
-}
+pub(super) struct Op(Value);
 
 impl Op {
-    fn new(verb: &str, key: &str) -> Self {
-        let kv = json!({ "Verb": verb, "Key": key });
-        Self { kv }
-    }
-
-    fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
-        self.kv[field] = value.into();
-        self
-    }
-
     /// Checks that the key is as it was read: absent, or with this ModifyIndex.
     pub(super) fn unchanged(key: &str, seen: Option<&Pair>) -> Self {
         match seen {
-            None => Self::new("check-not-exists", key),
+            None => Self(json!({ "KV": { "Verb": "check-not-exists", "Key": key } })),
             Some(pair) => Self::check_index(key, pair.modify_index),
         }
     }
 
     pub(super) fn check_index(key: &str, index: u64) -> Self {
-        Self::new("check-index", key).with("Index", index)
+        Self(json!({ "KV": { "Verb": "check-index", "Key": key, "Index": index } }))
     }
 
     pub(super) fn check_session(key: &str, session: &str) -> Self {
-        Self::new("check-session", key).with("Session", session)
+        Self(json!({ "KV": { "Verb": "check-session", "Key": key, "Session": session } }))
     }
 
     /// Checks that the key exists and that no session has locked it.
@@ -144,15 +136,16 @@ impl Op {
     }
 
     pub(super) fn set(key: &str, flags: u64, value: &str) -> Self {
-        let value = STANDARD.encode(value);
-        Self::new("set", key)
-            .with("Flags", flags)
-            .with("Value", value)
+        Self(json!({ "KV": {
+            "Verb": "set", "Key": key, "Flags": flags, "Value": STANDARD.encode(value),
+        } }))
     }
 
     pub(super) fn lock(key: &str, session: &str, flags: u64, value: &str) -> Self {
-        let op = Self::set(key, flags, value).with("Verb", "lock");
-        op.with("Session", session)
+        Self(json!({ "KV": {
+            "Verb": "lock", "Key": key, "Flags": flags, "Value": STANDARD.encode(value),
+            "Session": session,
+        } }))
     }
 
     /// Locks a key for a claim, and writes the claim's record into it.
@@ -161,7 +154,7 @@ impl Op {
     }
 
     pub(super) fn unlock(key: &str, session: &str) -> Self {
-        Self::new("unlock", key).with("Session", session)
+        Self(json!({ "KV": { "Verb": "unlock", "Key": key, "Session": session } }))
     }
 
     /// Writes a semaphore's list of holders.
@@ -177,17 +170,17 @@ impl Op {
     }
 
     pub(super) fn delete(key: &str) -> Self {
-        Self::new("delete", key)
+        Self(json!({ "KV": { "Verb": "delete", "Key": key } }))
     }
 
     /// Returns the key; fails if it does not exist.
     pub(super) fn get(key: &str) -> Self {
-        Self::new("get", key)
+        Self(json!({ "KV": { "Verb": "get", "Key": key } }))
     }
 
     /// Returns everything below the key.
     pub(super) fn get_tree(key: &str) -> Self {
-        Self::new("get-tree", key)
+        Self(json!({ "KV": { "Verb": "get-tree", "Key": key } }))
     }
 }
 

@@ -36,7 +36,7 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
             take_out(engine, &line, Mode::Exclusive, place, &session).await?
         }
         Some(member) => {
-            let (mode, session) = (member.claim.ask.mode(), member.session_text());
+            let (mode, session) = (member.claim.ask.mode(), &member.session_text);
             let left = match member.stage {
                 Stage::Waiting => {
                     open_gate(engine, &line, &member).await?;
@@ -47,11 +47,11 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
                 }
                 Stage::Held(held) => {
                     let_go(engine, &line, &member, held).await?
-                        || take_out(engine, &line, mode, (claim, held), &session).await?
+                        || take_out(engine, &line, mode, (claim, held), session).await?
                 }
                 Stage::Trying | Stage::Unknown => {
                     let place = (claim, ticket.sequence);
-                    let there = take_out(engine, &line, mode, place, &session).await?;
+                    let there = take_out(engine, &line, mode, place, session).await?;
                     if there {
                         // The write has arrived, although its reply has not, so nothing is in
                         // doubt.
@@ -72,8 +72,8 @@ async fn open_gate(engine: &Consul, line: &Line, member: &Member) -> Result<()> 
     let Some(index) = member.closed else {
         return Ok(());
     };
-    let (claim, session) = (member.claim.id, member.session_text());
-    let ops = remove(Spot::Gate, index, line, claim, &session);
+    let claim = member.claim.id;
+    let ops = remove(Spot::Gate, index, line, claim, &member.session_text);
     let opened = engine.client.transact("leave", &ops).await?;
     // If it is refused, the claim no longer has the gate.
     engine.sessions.change(claim, |member| member.closed = None);
@@ -85,10 +85,10 @@ async fn open_gate(engine: &Consul, line: &Line, member: &Member) -> Result<()> 
 
 /// Releases a place with one request, which only a change of its own key can refuse.
 async fn let_go(engine: &Consul, line: &Line, member: &Member, sequence: u64) -> Result<bool> {
-    let (claim, session) = (member.claim.id, member.session_text());
+    let (claim, session) = (member.claim.id, &member.session_text);
     let (spot, id) = (Spot::of(member.claim.ask), claim.to_string());
     // The index is that of our own lock, so the delete can't remove another claim's key.
-    let mut ops = remove(spot, sequence, line, claim, &session);
+    let mut ops = remove(spot, sequence, line, claim, session);
     // Every operation costs the servers time. A claim that does not know of its eviction mark
     // leaves the mark to the client that wrote it.
     if member.evicted {
@@ -105,13 +105,9 @@ async fn let_go(engine: &Consul, line: &Line, member: &Member, sequence: u64) ->
     };
     if spot != Spot::Whole {
         // The reply also has its own key, as it was before.
-        let (below, own) = (line.tree(), spot.key(line, claim, &session));
+        let (below, own) = (line.tree(), spot.key(line, claim, session));
         let other = |pair: &&Pair| pair.key.starts_with(&below) && pair.key != own;
-        if !tree
-            .iter()
-            .filter(other)
-            .any(|pair| pair.holder().is_some())
-        {
+        if !tree.iter().filter(other).any(Pair::is_held) {
             tidy(engine, line).await;
         }
     }
@@ -164,9 +160,9 @@ async fn sweep(engine: &Consul, snapshot: &Snapshot, id: &str) -> Result<()> {
     let line = &snapshot.line;
     // A gate that it closed belongs to the readers again.
     let lock = snapshot.lock.iter().filter(|_| !snapshot.is_gate());
-    let lock = lock.filter(|lock| lock.holder().is_none());
+    let lock = lock.filter(|lock| !lock.is_held());
     let own = |pair: &&Pair| pair.record().is_some_and(|record| record.claim == id);
-    let Some(left) = lock.chain(snapshot.readers()).find(own) else {
+    let Some(left) = lock.chain(&snapshot.readers).find(own) else {
         return Ok(());
     };
     let ops = [

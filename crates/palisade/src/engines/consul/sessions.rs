@@ -12,10 +12,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::client::Committed;
+use super::keys::Line;
 use super::kv::{Op, Record, session_text};
-use super::snapshot::Watch;
+use super::snapshot::{Spot, Watch};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
+use crate::core::engine::{Entered, Place};
+use crate::core::error::{Outcome, Result};
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 
@@ -37,14 +41,15 @@ pub(super) enum Stage {
 pub(super) struct Member {
     pub(super) claim: Arc<Claim>,
     pub(super) session: u128,
+    pub(super) session_text: Arc<str>,
     pub(super) stage: Stage,
     /// When its last write was sent.
     tried: BootTime,
     pub(super) watch: Option<Watch>,
     /// The ModifyIndex at which it closed the gate, while it waits for the readers to leave.
     pub(super) closed: Option<u64>,
-    /// Whether its grant was reported to it; another claim may have written for it.
-    told: bool,
+    /// Whether another claim wrote for it, and that was not reported to it yet.
+    by_another: bool,
     /// Whether it was reported to be waiting.
     pub(super) waited: bool,
     /// Whether its value may have been amended.
@@ -58,15 +63,16 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(claim: Arc<Claim>, session: u128) -> Self {
+    pub(super) fn new(claim: Arc<Claim>, session: u128, session_text: Arc<str>) -> Self {
         Self {
             claim,
             session,
+            session_text,
             stage: Stage::Waiting,
             tried: BootTime::PAST,
             watch: None,
             closed: None,
-            told: false,
+            by_another: false,
             waited: false,
             amended: false,
             evicted: false,
@@ -75,13 +81,9 @@ impl Member {
         }
     }
 
-    pub(super) fn session_text(&self) -> String {
-        session_text(self.session)
-    }
-
     /// The operation that locks a key for it.
     pub(super) fn lock(&self, key: &str, flags: u64) -> Op {
-        Op::claim(key, &self.session_text(), flags, &Record::of(&self.claim))
+        Op::claim(key, &self.session_text, flags, &Record::of(&self.claim))
     }
 
     pub(super) fn ticket(&self) -> Ticket {
@@ -107,6 +109,7 @@ pub(super) enum Begun {
 }
 
 struct Session {
+    text: Arc<str>,
     armed: LeaseStart,
     /// The names that claims of this client use it for.
     names: HashSet<Name>,
@@ -132,17 +135,6 @@ struct State {
     suspicions: u64,
 }
 
-impl State {
-    fn join(&mut self, id: u128, claim: &Arc<Claim>) -> Member {
-        let member = Member::new(Arc::clone(claim), id);
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.names.insert(claim.name.clone());
-        }
-        self.members.insert(claim.id, member.clone());
-        member
-    }
-}
-
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<State>);
 
@@ -151,36 +143,46 @@ impl Sessions {
         self.0.lock().members.get(&claim).cloned()
     }
 
-    /// Assigns a claim to a session of its ttl that is free for its name; `None` when there is
-    /// none.
-    pub(super) fn join(&self, claim: &Arc<Claim>) -> Option<Member> {
-        let mut state = self.0.lock();
-        let now = BootTime::now();
-        let free = |session: &Session| {
-            session.armed.ttl == claim.ttl
-                // A session that was not renewed for that long may be about to end.
-                && now.saturating_since(session.armed.sent) < claim.ttl * 2 / 3
-                && !session.names.contains(&claim.name)
-                && !session.doubts.contains_key(&claim.name)
+    /// Assigns a claim to the session that was `made` for it, or to one of its ttl that is free for
+    /// its name; `None` when there is none, or when the claim has a session already.
+    pub(super) fn join(
+        &self,
+        claim: &Arc<Claim>,
+        made: Option<(u128, LeaseStart)>,
+    ) -> Option<Member> {
+        let (state, now) = (&mut *self.0.lock(), BootTime::now());
+        if state.members.contains_key(&claim.id) {
+            return None;
+        }
+        let id = if let Some((id, armed)) = made {
+            let session = Session {
+                text: session_text(id).into(),
+                armed,
+                names: HashSet::new(),
+                doubts: HashMap::new(),
+                idle_since: now,
+                cleared: Some(state.suspicions),
+            };
+            state.sessions.insert(id, session);
+            id
+        } else {
+            let fits = |session: &Session| {
+                session.armed.ttl == claim.ttl
+                    // A session that was not renewed for that long may be about to end.
+                    && now.saturating_since(session.armed.sent) < claim.ttl * 2 / 3
+                    && !session.names.contains(&claim.name)
+                    && !session.doubts.contains_key(&claim.name)
+            };
+            let sessions = state.sessions.iter();
+            let sessions = sessions.filter(|(_, session)| fits(session));
+            // The most used one, so that the others can end.
+            *sessions.max_by_key(|(_, session)| session.names.len())?.0
         };
-        let sessions = state.sessions.iter().filter(|(_, session)| free(session));
-        // The most used one, so that the others can end.
-        let id = *sessions.max_by_key(|(_, session)| session.names.len())?.0;
-        Some(state.join(id, claim))
-    }
-
-    /// Adds a session, and assigns the claim to it that it was created for.
-    pub(super) fn add(&self, id: u128, armed: LeaseStart, claim: &Arc<Claim>) -> Member {
-        let mut state = self.0.lock();
-        let session = Session {
-            armed,
-            names: HashSet::new(),
-            doubts: HashMap::new(),
-            idle_since: BootTime::now(),
-            cleared: Some(state.suspicions),
-        };
-        state.sessions.insert(id, session);
-        state.join(id, claim)
+        let session = state.sessions.get_mut(&id)?;
+        session.names.insert(claim.name.clone());
+        let member = Member::new(Arc::clone(claim), id, Arc::clone(&session.text));
+        state.members.insert(claim.id, member.clone());
+        Some(member)
     }
 
     /// Changes a claim's entry, if it exists.
@@ -223,7 +225,7 @@ impl Sessions {
     /// write.
     pub(super) fn settle(&self, claim: ClaimId, stage: Stage, another: bool) {
         self.change(claim, |member| {
-            (member.stage, member.told) = (stage, false);
+            (member.stage, member.by_another) = (stage, another);
             member.answered.notify_waiters();
             if another && stage != Stage::Waiting {
                 member.changed.notify_waiters();
@@ -239,18 +241,54 @@ impl Sessions {
         self.settle(claim, Stage::Waiting, false);
     }
 
-    /// The sequence of a claim whose grant was not reported yet; returned once.
-    pub(super) fn tell(&self, claim: ClaimId) -> Option<u64> {
-        match self.0.lock().members.get_mut(&claim)? {
-            Member {
-                stage: Stage::Held(sequence),
-                told,
-                ..
-            } if !*told => {
-                *told = true;
-                Some(*sequence)
+    /// Records the outcome of a write of the first of `members`, which put them at this spot.
+    pub(super) fn written(
+        &self,
+        line: &Line,
+        spot: Spot,
+        members: &[Member],
+        written: &Result<Committed>,
+    ) {
+        let (pairs, failed) = match written {
+            Ok(Committed::Done(pairs)) => (&pairs[..], Stage::Waiting),
+            Err(error) if error.outcome() != Outcome::NotApplied => (&[][..], Stage::Unknown),
+            Ok(Committed::Refused(_)) | Err(_) => (&[][..], Stage::Waiting),
+        };
+        for (at, member) in members.iter().enumerate() {
+            let claim = member.claim.id;
+            let key = spot.key(line, claim, &member.session_text);
+            match pairs.iter().rev().find(|pair| pair.key == key) {
+                None => self.settle(claim, failed, at > 0),
+                Some(pair) if spot == Spot::Gate => self.closed(claim, pair.modify_index),
+                Some(pair) => self.settle(claim, Stage::Held(pair.modify_index), at > 0),
             }
+        }
+    }
+
+    /// The sequence of a claim that another claim's write granted, if that was not reported yet.
+    pub(super) fn tell(&self, claim: ClaimId) -> Option<u64> {
+        let mut state = self.0.lock();
+        let member = state.members.get_mut(&claim)?;
+        match member.stage {
+            Stage::Held(sequence) if std::mem::take(&mut member.by_another) => Some(sequence),
             _ => None,
+        }
+    }
+
+    /// The answer to an enter of a claim, which holds with a sequence, or waits.
+    pub(super) fn entered(&self, member: &Member, held: Option<u64>) -> Entered {
+        // A session that has ended meanwhile gets a lease that is over.
+        let armed = self.armed(member.session).unwrap_or(LeaseStart {
+            sent: BootTime::PAST,
+            ttl: member.claim.ttl,
+        });
+        Entered::In {
+            ticket: Ticket {
+                sequence: held.unwrap_or(0),
+                ..member.ticket()
+            },
+            armed,
+            place: held.map_or(Place::Waiting, |sequence| Place::Held { sequence }),
         }
     }
 
@@ -300,9 +338,8 @@ impl Sessions {
         }
     }
 
-    pub(super) fn armed(&self, session: u128) -> Option<LeaseStart> {
-        let state = self.0.lock();
-        state.sessions.get(&session).map(|session| session.armed)
+    fn armed(&self, session: u128) -> Option<LeaseStart> {
+        Some(self.0.lock().sessions.get(&session)?.armed)
     }
 
     /// Whether a session may have ended because it was not renewed for its whole ttl.
@@ -392,5 +429,75 @@ impl Sessions {
         let mut state = self.0.lock();
         state.members.clear();
         state.sessions.drain().map(|(id, _)| id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::claim::Ask;
+    use crate::core::error::unreachable;
+    use crate::core::owner::Owner;
+
+    fn claim() -> Arc<Claim> {
+        Arc::new(Claim {
+            id: ClaimId::random(),
+            name: Name::new("x").unwrap(),
+            ask: Ask::Whole,
+            ttl: Duration::from_secs(9),
+            renewed: true,
+            at_least: Duration::ZERO,
+            queue: true,
+            owner: Owner::here("me", None),
+            value: None,
+        })
+    }
+
+    fn made(id: u128) -> Option<(u128, LeaseStart)> {
+        let (sent, ttl) = (BootTime::now(), Duration::from_secs(9));
+        Some((id, LeaseStart { sent, ttl }))
+    }
+
+    #[test]
+    fn a_claim_has_one_session_and_a_session_one_claim_of_a_name() {
+        let (sessions, first, second) = (Sessions::default(), claim(), claim());
+        assert!(sessions.join(&first, None).is_none(), "there is none");
+        assert_eq!(sessions.join(&first, made(7)).unwrap().session, 7);
+        assert!(sessions.join(&second, None).is_none(), "the name is taken");
+        assert_eq!(sessions.join(&second, made(8)).unwrap().session, 8);
+        // A write of it may still arrive, so the name stays taken on its session.
+        assert!(matches!(sessions.begin(second.id, 0), Begun::For(_)));
+        sessions.forget(second.id);
+        assert!(sessions.join(&second, None).is_none(), "in doubt");
+        assert_eq!(sessions.join(&second, made(9)).unwrap().session, 9);
+        sessions.forget(second.id);
+        assert!(sessions.join(&first, None).is_none(), "it has one");
+        assert_eq!(sessions.join(&second, None).unwrap().session, 9);
+    }
+
+    #[test]
+    fn a_claim_holds_waits_or_is_in_doubt_after_its_write() {
+        let (sessions, claim) = (Sessions::default(), claim());
+        let member = sessions.join(&claim, made(7)).unwrap();
+        let line = Line {
+            lock: "ns/x".to_owned(),
+        };
+        let lost = || unreachable("enter", "no answer");
+        let pair = json!({ "Key": "ns/x", "ModifyIndex": 5 });
+        let done = vec![serde_json::from_value(pair).unwrap()];
+        for (written, stage) in [
+            (Err(lost()), Stage::Waiting),
+            (Ok(Committed::Refused(Vec::new())), Stage::Waiting),
+            (Err(lost().maybe_applied()), Stage::Unknown),
+            (Ok(Committed::Done(done)), Stage::Held(5)),
+        ] {
+            let members = std::slice::from_ref(&member);
+            sessions.written(&line, Spot::Whole, members, &written);
+            let now = sessions.member(claim.id).unwrap().stage;
+            assert_eq!(now, stage, "{written:?}");
+        }
+        assert_eq!(sessions.tell(claim.id), None, "it wrote itself");
     }
 }

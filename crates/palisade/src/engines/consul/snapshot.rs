@@ -30,19 +30,25 @@ const SWEPT: usize = 20;
 pub(super) struct Snapshot {
     pub(super) line: Line,
     pub(super) lock: Option<Pair>,
-    /// The keys below the lock.
-    pub(super) tree: Vec<Pair>,
-    /// The index of the keys below the lock, as far as a query returned it.
+    pub(super) readers: Vec<Pair>,
+    /// The permits' keys, each named after a session.
+    permits: Vec<Pair>,
+    /// The semaphore's list of holders, as it is stored.
+    semaphore: Option<Pair>,
+    /// The semaphore's live holders, and its limit; `None` when there are none.
+    pub(super) holders: Option<Holders>,
+    /// The amended values of claims.
+    pub(super) values: Vec<Pair>,
+    /// The newest index of the keys below the lock, as far as it is known.
     pub(super) tree_index: u64,
 }
 
 /// What claims can do on a line.
 #[derive(Debug)]
 pub(super) enum Decision {
-    /// Apply these operations, which grant this many of the claims, from the first.
-    Take(Vec<Op>, usize),
-    /// Apply these operations, which close the gate, and wait for the readers to leave.
-    Close(Vec<Op>),
+    /// Apply these operations. They put the first so many claims at this spot, where they are
+    /// granted; at [`Spot::Gate`] the first one closes the gate and waits.
+    Write(Vec<Op>, Spot, usize),
     /// Others hold; wait on this.
     Behind(Watch),
 }
@@ -109,9 +115,46 @@ impl Snapshot {
         Self {
             line,
             lock: None,
-            tree: Vec::new(),
+            readers: Vec::new(),
+            permits: Vec::new(),
+            semaphore: None,
+            holders: None,
+            values: Vec::new(),
             tree_index: 0,
         }
+    }
+
+    /// A line with these keys: the lock, and all that is below it.
+    pub(super) fn new(line: Line, lock: Option<Pair>, tree: Vec<Pair>) -> Self {
+        let below = line.tree();
+        let mut found = Self {
+            lock,
+            tree_index: tree.iter().map(|pair| pair.modify_index).max().unwrap_or(0),
+            ..Self::unread(line)
+        };
+        let mut living = BTreeSet::new();
+        for pair in tree {
+            let key = pair.key.strip_prefix(&below).unwrap_or_default();
+            if key.starts_with(".readers/") {
+                found.readers.push(pair);
+            } else if key.starts_with(".value/") {
+                found.values.push(pair);
+            } else if key == ".lock" {
+                found.semaphore = Some(pair);
+            } else if pair.flags == SEMAPHORE && session_id(key).is_some() {
+                living.extend(pair.holder().filter(|id| *id == key).map(str::to_owned));
+                found.permits.push(pair);
+            }
+        }
+        let semaphore = found.semaphore.as_ref();
+        let list = semaphore.filter(|pair| pair.flags == SEMAPHORE);
+        let list = list.and_then(|pair| serde_json::from_slice(&pair.bytes()).ok());
+        found.holders = list.and_then(|mut list: Holders| {
+            list.holders
+                .retain(|id, holds| *holds && living.contains(id));
+            (!list.holders.is_empty()).then_some(list)
+        });
+        found
     }
 
     /// Reads a line consistently: with one transaction, unless the guess whether the lock exists
@@ -131,11 +174,8 @@ impl Snapshot {
             let ops = [lock, Op::get_tree(&line.tree())];
             if let Committed::Done(mut tree) = client.look("look", &ops).await? {
                 let lock = tree.iter().position(|pair| pair.key == line.lock);
-                return Ok(Self {
-                    lock: lock.map(|at| tree.swap_remove(at)),
-                    tree,
-                    ..Self::unread(line.clone())
-                });
+                let lock = lock.map(|at| tree.swap_remove(at));
+                return Ok(Self::new(line.clone(), lock, tree));
             }
             exists = !exists;
             retry.or_busy("look").await?;
@@ -151,39 +191,6 @@ impl Snapshot {
         })
     }
 
-    pub(super) fn readers(&self) -> impl Iterator<Item = &Pair> {
-        let prefix = self.line.readers();
-        let own = move |pair: &&Pair| pair.key.starts_with(&prefix);
-        self.tree.iter().filter(own)
-    }
-
-    /// The permits' keys, and the session that each is named after.
-    pub(super) fn permits(&self) -> impl Iterator<Item = (&str, &Pair)> {
-        let prefix = self.line.tree();
-        self.tree.iter().filter_map(move |pair| {
-            let session = pair.key.strip_prefix(&prefix)?;
-            (pair.flags == SEMAPHORE && session_id(session).is_some()).then_some((session, pair))
-        })
-    }
-
-    fn semaphore(&self) -> Option<&Pair> {
-        let key = self.line.semaphore();
-        self.tree.iter().find(|pair| pair.key == key)
-    }
-
-    /// The semaphore's live holders, and its limit; `None` when there are none.
-    pub(super) fn holders(&self) -> Option<Holders> {
-        let pair = self.semaphore().filter(|pair| pair.flags == SEMAPHORE)?;
-        let mut list: Holders = serde_json::from_slice(&pair.bytes()).ok()?;
-        let living = self
-            .permits()
-            .filter(|(id, pair)| pair.holder() == Some(id));
-        let living: BTreeSet<&str> = living.map(|(id, _)| id).collect();
-        list.holders
-            .retain(|id, holds| *holds && living.contains(id.as_str()));
-        (!list.holders.is_empty()).then_some(list)
-    }
-
     /// The session that has locked the lock's key, as a lock or as a gate that it closed.
     pub(super) fn locked_by(&self) -> Option<&str> {
         self.lock.as_ref().and_then(Pair::holder)
@@ -196,7 +203,13 @@ impl Snapshot {
 
     /// Whether there is a live reader.
     pub(super) fn is_read(&self) -> bool {
-        self.is_gate() && self.readers().any(|reader| reader.holder().is_some())
+        self.is_gate() && self.readers.iter().any(Pair::is_held)
+    }
+
+    /// The keys of claims, dead or alive.
+    pub(super) fn claimed(&self) -> impl Iterator<Item = &Pair> {
+        let below = self.readers.iter().chain(&self.permits);
+        self.lock.iter().chain(below)
     }
 
     /// Every claim that has locked a key, its spot, and its record, which other tools don't write.
@@ -207,8 +220,8 @@ impl Snapshot {
             Spot::Whole
         };
         let lock = self.lock.iter().map(move |pair| (whole, pair));
-        let readers = self.readers().map(|pair| (Spot::Reader, pair));
-        let permits = self.permits().map(|(_, pair)| (Spot::Permit, pair));
+        let readers = self.readers.iter().map(|pair| (Spot::Reader, pair));
+        let permits = self.permits.iter().map(|pair| (Spot::Permit, pair));
         let pairs = lock.chain(readers).chain(permits);
         pairs.filter_map(|(spot, pair)| Some((spot, pair, pair.holder()?, pair.record())))
     }
@@ -221,7 +234,7 @@ impl Snapshot {
             let counts = match spot {
                 Spot::Whole | Spot::Gate => true,
                 Spot::Reader => self.is_gate(),
-                Spot::Permit => self.holders()?.holders.contains_key(session),
+                Spot::Permit => self.holders.as_ref()?.holders.contains_key(session),
             };
             counts.then(|| Found {
                 spot,
@@ -258,8 +271,7 @@ impl Snapshot {
             }
             _ => {}
         }
-        let (live, session) = (self.holders(), first.session_text());
-        match (ask, live) {
+        match (ask, &self.holders) {
             (Ask::READ, Some(list)) => Err(capacity_mismatch(list.limit, ALL_READERS)),
             (Ask::Whole, Some(list)) => mismatch(&format!(
                 "this line is in use for {} permits, not as a lock; wait until it is empty or use another name",
@@ -267,18 +279,19 @@ impl Snapshot {
             )),
             (Ask::Whole | Ask::READ, None) => {
                 // The gate that this claim closed is locked by its own session.
-                let ours = self.is_gate() && self.locked_by() == Some(&session);
+                let ours = self.is_gate() && self.locked_by() == Some(&first.session_text);
                 if self.locked_by().is_some() && !ours {
                     return Ok(self.behind(false));
                 }
                 if ask == Ask::READ {
-                    return Ok(Decision::Take(self.take_read(members), members.len()));
+                    let ops = self.take_read(members);
+                    return Ok(Decision::Write(ops, Spot::Reader, members.len()));
                 }
                 if !self.is_read() {
-                    return Ok(Decision::Take(self.take_whole(first), 1));
+                    return Ok(Decision::Write(self.take_whole(first), Spot::Whole, 1));
                 }
                 if first.claim.queue && !ours {
-                    return Ok(Decision::Close(self.close(first)));
+                    return Ok(Decision::Write(self.close(first), Spot::Gate, 1));
                 }
                 Ok(self.behind(true))
             }
@@ -291,7 +304,7 @@ impl Snapshot {
                         "this line is in use as a lock, not for permits; wait until it is free or use another name",
                     );
                 }
-                let list = live.unwrap_or_else(|| Holders {
+                let list = live.clone().unwrap_or_else(|| Holders {
                     limit: capacity,
                     ..Holders::default()
                 });
@@ -305,7 +318,7 @@ impl Snapshot {
                     return Ok(self.behind(true));
                 }
                 let ops = self.take_permits(&members[..taken], list);
-                Ok(Decision::Take(ops, taken))
+                Ok(Decision::Write(ops, Spot::Permit, taken))
             }
         }
     }
@@ -313,9 +326,8 @@ impl Snapshot {
     /// Waits from the newest index that was read. Earlier deletes have a newer index and cause one
     /// superfluous wake-up, with which the query returns that index.
     fn behind(&self, tree: bool) -> Decision {
-        let below = self.tree.iter().map(|pair| pair.modify_index);
         let index = if tree {
-            below.max().unwrap_or(0).max(self.tree_index)
+            self.tree_index
         } else {
             self.lock.as_ref().map_or(0, |lock| lock.modify_index)
         };
@@ -324,22 +336,18 @@ impl Snapshot {
 
     /// Checks that there are no permits, and removes the semaphore if it has no live holder.
     fn no_permits(&self) -> Vec<Op> {
-        let (key, pair) = (self.line.semaphore(), self.semaphore());
+        let (key, pair) = (self.line.semaphore(), self.semaphore.as_ref());
         let mut ops = vec![Op::unchanged(&key, pair)];
         if pair.is_some_and(|pair| pair.flags == SEMAPHORE) {
             ops.push(Op::delete(&key));
-            ops.extend(self.dead_permits());
+            ops.extend(delete_dead(&self.permits));
         }
         ops
     }
 
-    fn dead_permits(&self) -> impl Iterator<Item = Op> {
-        delete_dead(self.permits().map(|(_, pair)| pair))
-    }
-
     /// Only together with a guard on the gate's index: a reader that comes again has the same key.
     fn dead_readers(&self) -> impl Iterator<Item = Op> {
-        delete_dead(self.readers())
+        delete_dead(&self.readers)
     }
 
     fn take_whole(&self, member: &Member) -> Vec<Op> {
@@ -364,9 +372,9 @@ impl Snapshot {
         if self.lock.is_some() && !self.is_gate() {
             // Left behind by a session that ended. Consul checks the lock-delay only for a lock
             // operation.
-            let session = members[0].session_text();
-            ops.push(Op::lock(lock, &session, READERS, ""));
-            ops.push(Op::unlock(lock, &session));
+            let session = &members[0].session_text;
+            ops.push(Op::lock(lock, session, READERS, ""));
+            ops.push(Op::unlock(lock, session));
         }
         ops.push(Op::gate(lock));
         let lock = |member: &Member| member.lock(&self.line.reader(member.claim.id), READERS);
@@ -382,13 +390,13 @@ impl Snapshot {
             ops.extend(self.dead_readers());
         }
         let key = self.line.semaphore();
-        ops.push(Op::unchanged(&key, self.semaphore()));
-        ops.extend(self.dead_permits());
-        let sessions = members.iter().map(Member::session_text);
-        list.holders.extend(sessions.map(|session| (session, true)));
+        ops.push(Op::unchanged(&key, self.semaphore.as_ref()));
+        ops.extend(delete_dead(&self.permits));
+        let holds = |member: &Member| (member.session_text.to_string(), true);
+        list.holders.extend(members.iter().map(holds));
         ops.push(Op::list(&key, list));
         let lock = |member: &Member| {
-            let key = self.line.permit(&member.session_text());
+            let key = self.line.permit(&member.session_text);
             member.lock(&key, SEMAPHORE)
         };
         ops.extend(members.iter().map(lock));
@@ -408,19 +416,10 @@ impl Snapshot {
             LOCK => lock.record().is_some(),
             flags => flags == READERS,
         };
-        let lives = |pair: &Pair| pair.holder().is_some();
-        let permits = self.permits().map(|(_, pair)| pair);
-        if !self.lock.as_ref().is_none_or(ours)
-            || self
-                .lock
-                .iter()
-                .chain(self.readers())
-                .chain(permits)
-                .any(lives)
-        {
+        if !self.lock.as_ref().is_none_or(ours) || self.claimed().any(Pair::is_held) {
             return None;
         }
-        let semaphore = self.semaphore();
+        let semaphore = self.semaphore.as_ref();
         // A claim that comes meanwhile changes one of these.
         let mut ops = vec![
             Op::unchanged(&self.line.lock, self.lock.as_ref()),
@@ -429,14 +428,9 @@ impl Snapshot {
         let semaphore = semaphore.filter(|pair| pair.flags == SEMAPHORE);
         let keys = self.lock.iter().chain(semaphore);
         ops.extend(keys.map(|pair| Op::delete(&pair.key)));
-        ops.extend(self.dead_permits());
+        ops.extend(delete_dead(&self.permits));
         ops.extend(self.dead_readers());
-        let values = self.line.value("");
-        let values = self
-            .tree
-            .iter()
-            .filter(|pair| pair.key.starts_with(&values));
-        ops.extend(values.take(8).map(|pair| Op::delete(&pair.key)));
+        ops.extend(self.values.iter().take(8).map(|pair| Op::delete(&pair.key)));
         (ops.len() > 2).then_some(ops)
     }
 
@@ -460,8 +454,8 @@ impl Snapshot {
         record: &Record,
     ) -> Option<Vec<Op>> {
         let (lock, own) = (&self.line.lock, self.line.reader(claim));
-        let mut others = self.readers().filter(|pair| pair.key != own);
-        if self.locked_by().is_some() || others.any(|pair| pair.holder().is_some()) {
+        let mut others = self.readers.iter().filter(|pair| pair.key != own);
+        if self.locked_by().is_some() || others.any(Pair::is_held) {
             return None;
         }
         let mut ops = vec![
@@ -476,10 +470,10 @@ impl Snapshot {
 
     /// Changes the semaphore's limit; `None` when it has no live holder.
     pub(super) fn resize(&self, limit: u32) -> Option<Vec<Op>> {
-        let (key, mut list) = (self.line.semaphore(), self.holders()?);
+        let (key, mut list) = (self.line.semaphore(), self.holders.clone()?);
         (list.limit, list.resized) = (limit, true);
         Some(vec![
-            Op::unchanged(&key, self.semaphore()),
+            Op::unchanged(&key, self.semaphore.as_ref()),
             Op::list(&key, list),
         ])
     }
@@ -504,9 +498,12 @@ pub(super) fn remove(
     ops
 }
 
-fn delete_dead<'a>(pairs: impl Iterator<Item = &'a Pair>) -> impl Iterator<Item = Op> {
-    let dead = pairs.filter(|pair| pair.holder().is_none());
-    dead.take(SWEPT).map(|pair| Op::delete(&pair.key))
+fn delete_dead(pairs: &[Pair]) -> impl Iterator<Item = Op> {
+    pairs
+        .iter()
+        .filter(|pair| !pair.is_held())
+        .take(SWEPT)
+        .map(|pair| Op::delete(&pair.key))
 }
 
 #[cfg(test)]
@@ -517,6 +514,7 @@ mod tests {
     use base64::Engine as _;
     use serde_json::json;
 
+    use super::super::kv::session_text;
     use super::*;
     use crate::core::claim::Claim;
     use crate::core::name::Name;
@@ -540,7 +538,7 @@ mod tests {
             owner: Owner::here("me", None),
             value: None,
         };
-        Member::new(Arc::new(claim), id)
+        Member::new(Arc::new(claim), id, session_text(id).into())
     }
 
     fn pair(key: &str, flags: u64, value: &str, session: Option<&str>) -> Pair {
@@ -553,7 +551,7 @@ mod tests {
 
     fn locked(key: &str, flags: u64, member: &Member) -> Pair {
         let record = serde_json::to_string(&Record::of(&member.claim)).unwrap();
-        pair(key, flags, &record, Some(&member.session_text()))
+        pair(key, flags, &record, Some(&member.session_text))
     }
 
     #[test]
@@ -567,14 +565,17 @@ mod tests {
             Decision::Behind(watch) => watch.tree == below && watch.index == 7,
             _ => false,
         };
-        let open = Snapshot {
-            line: line(),
-            lock: Some(pair("ns/x", READERS, "", None)),
-            tree: vec![locked(&line().reader(first.claim.id), READERS, &first)],
-            tree_index: 0,
-        };
-        assert!(matches!(decide(&open, &late), Decision::Take(_, 1)));
-        assert!(matches!(decide(&open, &writer), Decision::Close(_)));
+        let gate = Some(pair("ns/x", READERS, "", None));
+        let tree = vec![locked(&line().reader(first.claim.id), READERS, &first)];
+        let open = Snapshot::new(line(), gate, tree);
+        assert!(matches!(
+            decide(&open, &late),
+            Decision::Write(_, Spot::Reader, 1)
+        ));
+        assert!(matches!(
+            decide(&open, &writer),
+            Decision::Write(_, Spot::Gate, 1)
+        ));
         assert!(is_behind(decide(&open, &hurried), true));
 
         let closed = Snapshot {
@@ -586,21 +587,21 @@ mod tests {
         }
         assert!(is_behind(decide(&closed, &writer), true));
         let find = |member: &Member| {
-            let found = closed.find(member.claim.id, &member.session_text());
+            let found = closed.find(member.claim.id, &member.session_text);
             found.map(|found| (found.spot, found.held())).unwrap()
         };
         assert_eq!(find(&writer), (Spot::Gate, None));
         assert_eq!(find(&first), (Spot::Reader, Some(7)));
-        let (session, record) = (first.session_text(), Record::of(&first.claim));
-        let upgraded = closed.upgrade(first.claim.id, &session, &record);
+        let record = Record::of(&first.claim);
+        let upgraded = closed.upgrade(first.claim.id, &first.session_text, &record);
         assert!(upgraded.is_none(), "a writer waits");
         assert!(closed.remains().is_none());
 
-        let drained = Snapshot {
-            tree: Vec::new(),
-            ..closed
-        };
-        assert!(matches!(decide(&drained, &writer), Decision::Take(_, 1)));
+        let drained = Snapshot::new(line(), closed.lock, Vec::new());
+        assert!(matches!(
+            decide(&drained, &writer),
+            Decision::Write(_, Spot::Whole, 1)
+        ));
         assert!(drained.remains().is_none(), "somebody is about to hold");
     }
 
@@ -609,23 +610,24 @@ mod tests {
         let (weight, capacity) = (1, 3);
         let members = [1, 2, 3, 5].map(|id| member(id, Ask::Part { weight, capacity }));
         let decision = Snapshot::unread(line()).decide(&members).unwrap();
-        assert!(matches!(decision, Decision::Take(_, 3)), "{decision:?}");
-        let holders = members[..3].iter().map(Member::session_text);
-        let holders: serde_json::Map<_, _> = holders.map(|id| (id, true.into())).collect();
+        let takes = |decision: &Decision| match decision {
+            Decision::Write(_, Spot::Permit, taken) => *taken,
+            _ => 0,
+        };
+        assert_eq!(takes(&decision), 3, "{decision:?}");
+        let holds = |member: &Member| (member.session_text.to_string(), true.into());
+        let holders: serde_json::Map<_, _> = members[..3].iter().map(holds).collect();
         let list = json!({ "Limit": 3, "Holders": holders }).to_string();
         let mut tree = vec![pair(&line().semaphore(), SEMAPHORE, &list, None)];
-        let permit = |member: &Member| line().permit(&member.session_text());
+        let permit = |member: &Member| line().permit(&member.session_text);
         let permits = members[..3].iter();
         tree.extend(permits.map(|member| locked(&permit(member), SEMAPHORE, member)));
-        let mut full = Snapshot {
-            tree,
-            ..Snapshot::unread(line())
-        };
-        let decision = full.decide(&members[3..]).unwrap();
+        let decide = |tree| Snapshot::new(line(), None, tree).decide(&members[3..]);
+        let decision = decide(tree.clone()).unwrap();
         assert!(matches!(decision, Decision::Behind(_)), "{decision:?}");
         // A listed holder counts only while its own key is locked.
-        full.tree.pop();
-        let decision = full.decide(&members[3..]).unwrap();
-        assert!(matches!(decision, Decision::Take(_, 1)), "{decision:?}");
+        tree.pop();
+        let decision = decide(tree).unwrap();
+        assert_eq!(takes(&decision), 1, "{decision:?}");
     }
 }

@@ -8,7 +8,7 @@ use futures_util::future::try_join;
 use super::Inner;
 use super::client::{Connection, revision};
 use super::error::NO_RIGHT;
-use super::keys::{self, Record};
+use super::keys::{self, Record, Values};
 use super::leases::{self, Living, lease_id};
 use super::proto::{KeyValue, RangeRequest, TxnRequest};
 use super::snapshot::{Ahead, Snapshot};
@@ -43,22 +43,20 @@ pub(super) struct Known {
 /// How often an enter is repeated because its lease has ended.
 const LEASES: usize = 3;
 
+/// The create revision of a claim's key, and whom it waits for, if it does not hold.
+type Placed = (i64, Option<Ahead>);
+
 pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
     let prefix = engine.keys.line(&claim.name)?;
+    let values = Record::new(claim).values(&engine.keys)?;
     for _ in 0..LEASES {
         let before = engine.known.lock().get(&claim.id).cloned();
-        let own = before.as_ref().filter(|known| known.own);
-        let own = own.map(|known| known.lease);
-        let lease = engine.leases.for_claim(&engine.client, claim, own);
+        let lease = engine
+            .leases
+            .for_claim(&engine.client, claim, &prefix, before.as_ref());
         // Without the right a lease that was granted meanwhile expires by itself.
         let allowed = engine.allowed.get_or_try_init(|| check_rights(engine));
-        let (_, lease) = try_join(allowed, lease).await?;
-        // A repeated enter uses the same key, unless its lease has ended since.
-        let again = before.as_ref().filter(|known| known.lease.id == lease.id);
-        let key = again
-            .map(|known| Arc::clone(&known.key))
-            .or_else(|| engine.leases.reuse_key(lease.id, &prefix))
-            .unwrap_or_else(|| keys::place(&prefix, lease.id, claim.id));
+        let (_, (lease, key)) = try_join(allowed, lease).await?;
         let known = Known {
             lease,
             own: !claim.renewed,
@@ -70,43 +68,50 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
         // Recorded before anything is sent, so that a leave finds the place of an enter that was
         // dropped.
         engine.known.lock().insert(claim.id, known);
-        let stale = before.as_ref().filter(|known| known.lease.id != lease.id);
-        let stale = stale.map(|known| Arc::clone(&known.key));
         let entry = Entry {
             engine,
             claim,
             prefix: &prefix,
+            values: &values,
             lease,
             key: &key,
-            stale,
+            before,
         };
-        let entered = entry.enter().await;
-        let taken = match &entered {
-            // The lease has ended: it was revoked, or a restored cluster does not know it.
+        let taken = if claim.queue || claim.ask == Ask::Whole {
+            entry.take(claim.queue).await
+        } else {
+            entry.take_if_free().await
+        };
+        let (created, ahead) = match taken {
+            Ok(Some(placed)) => placed,
             Err(error) if error.kind() == ErrorKind::Lost => {
-                engine.leases.retire(lease.id);
-                engine.alarm(Alarm::Lease(lease_id(lease.id)));
-                // A lease of its own took the place with it, and is not used again.
-                entry.restore(before.filter(|known| !known.own));
+                entry.lease_ended();
                 continue;
             }
-            Ok(entered) => !matches!(entered, Entered::Busy),
-            Err(error) => error.outcome() != Outcome::NotApplied,
+            refused => return entry.undo(refused.err()).await,
         };
-        if !taken {
-            let unreachable = matches!(&entered, Err(error) if error.is_transient());
-            // Unless an earlier copy is in flight, nothing is attached to the lease, and the key is
-            // unused.
-            if before.is_none() && !unreachable {
-                if claim.renewed {
-                    engine.free_key(lease.id, prefix.clone(), Arc::clone(&key));
-                } else {
-                    let _ = leases::revoke(&engine.client, "enter", lease.id).await;
-                }
-            }
-            entry.restore(before);
+        let sequence = u64::try_from(created).unwrap_or(0);
+        let place = match ahead {
+            None => Place::Held { sequence },
+            Some(_) => Place::Waiting,
+        };
+        if let Some(known) = engine.known.lock().get_mut(&claim.id) {
+            (known.created, known.ahead) = (created, ahead);
         }
-        return entered;
+        let mut ticket = Ticket {
+            sequence,
+            native: Some(key),
+            ..Ticket::own(claim.name.clone(), claim.id)
+        };
+        if claim.renewed {
+            ticket.lease = lease_id(lease.id);
+        }
+        let armed = lease.armed;
+        return Ok(Entered::In {
+            ticket,
+            armed,
+            place,
+        });
     }
     let message = "leases end as soon as they are granted; does somebody revoke them?";
     Err(Error::new(ErrorKind::Unreachable, "enter", message))
@@ -147,58 +152,26 @@ struct Entry<'a> {
     engine: &'a Inner,
     claim: &'a Claim,
     prefix: &'a str,
+    values: &'a Values,
     lease: Living,
     key: &'a Arc<str>,
-    /// The key of an earlier copy, on a lease that has ended since.
-    stale: Option<Arc<str>>,
+    /// An earlier copy, which may still be in flight.
+    before: Option<Known>,
 }
 
 impl Entry<'_> {
-    async fn enter(&self) -> Result<Entered> {
-        if self.claim.queue || self.claim.ask == Ask::Whole {
-            return self.take(self.claim.queue).await;
+    /// Takes the last place, or without `queue` only a place in an empty line; `None` if it is not
+    /// empty. The same transaction reads the line, because the places ahead decide.
+    async fn take(&self, queue: bool) -> Result<Option<Placed>> {
+        let (whole, key) = (self.claim.ask == Ask::Whole, self.key.as_bytes());
+        let mut success = txn::put_place(key, self.values.clone(), self.lease.id);
+        // An earlier copy on a lease that has ended since has another key.
+        let stale = self.before.iter().filter(|known| &known.key != self.key);
+        for stale in stale.map(|known| known.key.as_bytes()) {
+            success.push(txn::delete(keys::owner_key(stale)));
+            success.push(txn::delete(stale));
         }
-        // A claim for a part that does not queue takes a place if it would hold at once, and gives
-        // the place back if the line has changed in between.
-        let all = txn::all(self.prefix);
-        let found = self.engine.client.call("enter", all).await?;
-        let line = self.line(found.kvs, revision(&found.header));
-        if line.find(self.key.as_bytes()).is_some() {
-            return self.place(line).await;
-        }
-        if !line.has_room(self.claim.ask)? {
-            return Ok(Entered::Busy);
-        }
-        match self.take(true).await? {
-            Entered::In {
-                place: Place::Waiting,
-                ..
-            } => {
-                self.give_back().await?;
-                Ok(Entered::Busy)
-            }
-            entered => Ok(entered),
-        }
-    }
-
-    /// Takes the last place, or without `queue` only a place in an empty line. The same transaction
-    /// reads the line, because the places ahead decide.
-    async fn take(&self, queue: bool) -> Result<Entered> {
-        let (keys, key) = (&self.engine.keys, self.key.as_bytes());
-        let record = Record::new(self.claim);
-        let mut success = vec![txn::put(key, record.value(keys)?, self.lease.id)];
-        if keys.shared_with_others() {
-            let json = record.json();
-            success.push(txn::put(keys::owner_key(key), json, self.lease.id));
-        }
-        if let Some(stale) = &self.stale {
-            success.push(txn::delete(keys::owner_key(stale.as_bytes())));
-            success.push(txn::delete(stale.as_bytes()));
-        }
-        success.push(txn::read(txn::ahead(
-            self.prefix,
-            self.claim.ask == Ask::Whole,
-        )));
+        success.push(txn::read(txn::ahead(self.prefix, whole)));
         let is_free = if queue {
             txn::created_at(key, 0)
         } else {
@@ -213,13 +186,31 @@ impl Entry<'_> {
         let (taken, seen) = (answer.succeeded, revision(&answer.header));
         let found = txn::found(answer).next().unwrap_or_default();
         if taken && found.len() == 1 {
-            return Ok(self.entered(seen, None));
+            return Ok(Some((seen, None)));
         }
         let line = self.line(found, seen);
         if !taken && !queue && line.find(key).is_none() {
-            return Ok(Entered::Busy);
+            return Ok(None);
         }
         self.place(line).await
+    }
+
+    /// A claim for a part that does not queue takes a place if it would hold at once, and gives
+    /// the place back if the line has changed in between.
+    async fn take_if_free(&self) -> Result<Option<Placed>> {
+        let all = txn::all(self.prefix);
+        let found = self.engine.client.call("enter", all).await?;
+        let line = self.line(found.kvs, revision(&found.header));
+        if line.find(self.key.as_bytes()).is_some() {
+            return self.place(line).await;
+        }
+        if !line.has_room(self.claim.ask)? {
+            return Ok(None);
+        }
+        match self.take(true).await? {
+            Some((_, Some(_))) => self.give_back().await.map(|()| None),
+            placed => Ok(placed),
+        }
     }
 
     fn line(&self, kvs: Vec<KeyValue>, seen: i64) -> Snapshot {
@@ -227,7 +218,7 @@ impl Entry<'_> {
     }
 
     /// The result for a claim whose key exists, from the line as it was read.
-    async fn place(&self, line: Snapshot) -> Result<Entered> {
+    async fn place(&self, line: Snapshot) -> Result<Option<Placed>> {
         let Some(at) = line.find(self.key.as_bytes()) else {
             // Its lease has ended, or the place was removed.
             let message = "the place was removed while the request was in flight";
@@ -239,7 +230,7 @@ impl Entry<'_> {
             self.give_back().await?;
             return Err(capacity_mismatch(live, asked));
         }
-        Ok(self.entered(place.created, line.ahead_of(at)))
+        Ok(Some((place.created, line.ahead_of(at))))
     }
 
     async fn give_back(&self) -> Result<()> {
@@ -250,36 +241,40 @@ impl Entry<'_> {
         given.map(drop).map_err(Error::maybe_applied)
     }
 
-    fn entered(&self, created: i64, ahead: Option<Ahead>) -> Entered {
-        let sequence = u64::try_from(created).unwrap_or(0);
-        let place = match ahead {
-            None => Place::Held { sequence },
-            Some(_) => Place::Waiting,
-        };
-        if let Some(known) = self.engine.known.lock().get_mut(&self.claim.id) {
-            (known.created, known.ahead) = (created, ahead);
-        }
-        let mut ticket = Ticket {
-            sequence,
-            native: Some(Arc::clone(self.key)),
-            ..Ticket::own(self.claim.name.clone(), self.claim.id)
-        };
-        if self.claim.renewed {
-            ticket.lease = lease_id(self.lease.id);
-        }
-        let armed = self.lease.armed;
-        Entered::In {
-            ticket,
-            armed,
-            place,
-        }
+    /// The lease has ended: it was revoked, or a restored cluster does not know it.
+    fn lease_ended(self) {
+        self.engine.leases.retire(self.lease.id);
+        self.engine.alarm(Alarm::Lease(lease_id(self.lease.id)));
+        // A lease of its own took the place with it, and is not used again.
+        self.restore(|known| !known.own);
     }
 
-    /// Nothing was taken. The record of an earlier copy, which may still be in flight, is restored;
-    /// without one the claim is forgotten.
-    fn restore(&self, before: Option<Known>) {
+    /// The answer to a claim that was refused, or is busy without an `error`. Unless it may have a
+    /// place, all is as it was before.
+    async fn undo(self, error: Option<Error>) -> Result<Entered> {
+        let has_place = |error: &Error| error.outcome() != Outcome::NotApplied;
+        if !error.as_ref().is_some_and(has_place) {
+            let unreachable = error.as_ref().is_some_and(Error::is_transient);
+            // Unless an earlier copy is in flight, nothing is attached to the lease, and the key is
+            // unused.
+            if self.before.is_none() && !unreachable {
+                let (engine, lease) = (self.engine, self.lease.id);
+                if self.claim.renewed {
+                    engine.free_key(lease, self.prefix.to_owned(), Arc::clone(self.key));
+                } else {
+                    let _ = leases::revoke(&engine.client, "enter", lease).await;
+                }
+            }
+            self.restore(|_| true);
+        }
+        error.map_or(Ok(Entered::Busy), Err)
+    }
+
+    /// Restores the record of an earlier copy, if there is one to be `kept`; otherwise the claim is
+    /// forgotten.
+    fn restore(self, kept: impl FnOnce(&Known) -> bool) {
         let mut known = self.engine.known.lock();
-        match before {
+        match self.before.filter(kept) {
             Some(before) => known.insert(self.claim.id, before),
             None => known.remove(&self.claim.id),
         };
@@ -371,10 +366,8 @@ impl Waiter<'_> {
             ..txn::ahead(self.prefix, self.whole && created > 0)
         };
         let client = &self.engine.client;
-        let found = match link {
-            Some(link) => client.call_over(link, "wait", range).await?,
-            None => client.call("wait", range).await?,
-        };
+        let found = client.call_over(link, "wait", |connection| connection.call(range));
+        let found = found.await?;
         let seen = revision(&found.header);
         let line = Snapshot::new(&self.engine.keys, self.prefix, found.kvs, seen);
         let own = line

@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use parking_lot::Mutex;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::metadata::{Ascii, MetadataValue};
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status, Streaming};
+use tonic::{Code, Extensions, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::error;
@@ -30,45 +30,44 @@ const LARGEST: usize = 64 << 20;
 pub(super) struct Connection {
     grpc: tonic::client::Grpc<Channel>,
     /// The token from the login, which every request carries.
-    token: Option<MetadataValue<Ascii>>,
+    metadata: MetadataMap,
     watcher: Arc<Mutex<Option<Arc<Watcher>>>>,
 }
 
 impl Connection {
     pub(super) fn new(channel: Channel, token: Option<MetadataValue<Ascii>>) -> Self {
+        let mut metadata = MetadataMap::new();
+        if let Some(token) = token {
+            metadata.insert("token", token);
+        }
         Self {
             grpc: tonic::client::Grpc::new(channel).max_decoding_message_size(LARGEST),
-            token,
+            metadata,
             watcher: Arc::default(),
         }
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        if let Some(token) = &self.token {
-            request.metadata_mut().insert("token", token.clone());
-        }
-        request
-    }
-
     /// A unary call.
-    pub(super) async fn call<C: Call>(&self, message: C) -> std::result::Result<C::Answer, Status> {
-        let mut grpc = self.grpc.clone();
-        grpc.ready().await.map_err(error::not_sent)?;
+    pub(super) async fn call<C: Call>(
+        mut self,
+        message: C,
+    ) -> std::result::Result<C::Answer, Status> {
+        self.grpc.ready().await.map_err(error::not_sent)?;
+        let request = Request::from_parts(self.metadata, Extensions::default(), message);
         let path = PathAndQuery::from_static(C::PATH);
-        let answer = grpc.unary(self.request(message), path, ProstCodec::default());
+        let answer = self.grpc.unary(request, path, ProstCodec::default());
         Ok(answer.await?.into_inner())
     }
 
     /// A bidirectional stream.
     pub(super) async fn stream<C: Call>(
-        &self,
+        mut self,
         requests: impl Stream<Item = C> + Send + 'static,
     ) -> std::result::Result<Streaming<C::Answer>, Status> {
-        let mut grpc = self.grpc.clone();
-        grpc.ready().await.map_err(error::not_sent)?;
+        self.grpc.ready().await.map_err(error::not_sent)?;
+        let requests = Request::from_parts(self.metadata, Extensions::default(), requests);
         let path = PathAndQuery::from_static(C::PATH);
-        let answers = grpc.streaming(self.request(requests), path, ProstCodec::default());
+        let answers = self.grpc.streaming(requests, path, ProstCodec::default());
         Ok(answers.await?.into_inner())
     }
 
@@ -104,32 +103,19 @@ impl Client {
         operation: &'static str,
         message: C,
     ) -> Result<C::Answer> {
-        let link = self.links.get().await?;
-        let called = link.connection.call(message);
-        self.judged(operation, &link, called).await
-    }
-
-    /// Calls the member behind `link`, and no other.
-    pub(super) async fn call_over<C: Call>(
-        &self,
-        link: &Link<Connection>,
-        operation: &'static str,
-        message: C,
-    ) -> Result<C::Answer> {
-        let called = link.connection.call(message);
-        self.judged(operation, link, called).await
+        self.call_over(None, operation, |connection| connection.call(message))
+            .await
     }
 
     /// Renews leases, all on a new stream, so that a late reply to an earlier call can't be taken
     /// for one to this call and be counted from the wrong time. Returns the replies, and the header
     /// of a write that a majority confirmed afterwards.
     pub(super) async fn keep_alive(&self, leases: &[i64]) -> Result<(Vec<LeaseResponse>, Header)> {
-        let link = self.links.get().await?;
         let requests = leases.iter().map(|&id| LeaseKeepAliveRequest { id });
         let requests: Vec<LeaseKeepAliveRequest> = requests.collect();
-        let called = async {
+        let calls = |connection: Connection| async move {
             let requests = futures_util::stream::iter(requests);
-            let mut answers = link.connection.stream(requests).await?;
+            let mut answers = connection.clone().stream(requests).await?;
             let mut answered = Vec::new();
             while let Some(answer) = answers.next().await {
                 answered.push(answer?);
@@ -137,10 +123,10 @@ impl Client {
             // A write that changes nothing: etcd's reads are known to be stale during a change of
             // leader.
             let nothing = txn::plain(vec![txn::delete(keys::NOTHING)]);
-            let confirmed = link.connection.call(nothing).await?;
+            let confirmed = connection.call(nothing).await?;
             Ok((answered, confirmed.header.unwrap_or_default()))
         };
-        self.judged("renew", &link, called).await
+        self.call_over(None, "renew", calls).await
     }
 
     /// Starts a watch, and returns once every further change is reported; also returns the link to
@@ -161,31 +147,39 @@ impl Client {
         Err(Error::new(ErrorKind::Unreachable, operation, why))
     }
 
-    /// Waits for the reply to a call over `link`, and drops the link if it is broken.
-    async fn judged<T>(
+    /// Makes calls to the member behind `link`, or to any that answers, and drops a connection that
+    /// is broken.
+    pub(super) async fn call_over<T, F>(
         &self,
+        link: Option<&Link<Connection>>,
         operation: &'static str,
-        link: &Link<Connection>,
-        called: impl Future<Output = std::result::Result<T, Status>>,
-    ) -> Result<T> {
-        match timed(operation, self.timeout, called).await {
+        calls: impl FnOnce(Connection) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = std::result::Result<T, Status>>,
+    {
+        let link = match link {
+            Some(link) => link.clone(),
+            None => self.links.get().await?,
+        };
+        match timed(operation, self.timeout, calls(link.connection.clone())).await {
             Ok(Ok(answer)) => {
-                self.links.answered(link);
+                self.links.answered(&link);
                 Ok(answer)
             }
             Ok(Err(status)) => {
                 if self.is_over(&status) {
-                    self.links.broken(link).await;
+                    self.links.broken(&link).await;
                 } else {
-                    self.links.answered(link);
+                    self.links.answered(&link);
                 }
                 Err(error::of(operation, &status, self.logs_in))
             }
             Err(late) => {
                 if self.several {
-                    self.links.broken(link).await;
+                    self.links.broken(&link).await;
                 } else {
-                    self.links.unanswered(operation, link).await;
+                    self.links.unanswered(operation, &link).await;
                 }
                 Err(late)
             }

@@ -59,10 +59,10 @@ impl Keys {
     /// The prefix of the keys of all lines whose names begin with `prefix`.
     pub(super) fn scope(&self, prefix: &str) -> String {
         if self.shared_with_others() {
-            return prefix.to_owned();
+            prefix.to_owned()
+        } else {
+            self.base.clone() + &prefix.replace('%', "%25").replace('/', "%2F")
         }
-        let prefix = prefix.replace('%', "%25").replace('/', "%2F");
-        format!("{}{prefix}", self.base)
     }
 
     /// The prefix of the line's keys.
@@ -121,17 +121,8 @@ pub(super) fn mark_key(key: &[u8]) -> Vec<u8> {
     [MARKS.as_bytes(), key].concat()
 }
 
-/// The range of keys that begin with `prefix`: its first key, and the first key after it.
-pub(super) fn prefix_range(prefix: &str) -> (Vec<u8>, Vec<u8>) {
-    let mut end = prefix.as_bytes().to_vec();
-    match end.last_mut() {
-        // UTF-8 has no byte 0xff, so the last byte can always be incremented.
-        Some(last) => *last += 1,
-        // etcd's encoding of all keys.
-        None => return (vec![0], vec![0]),
-    }
-    (prefix.as_bytes().to_vec(), end)
-}
+/// The value of a place's key, and its owner record where that is kept apart.
+pub(super) type Values = (Vec<u8>, Option<Vec<u8>>);
 
 /// The record of a place: its owner, its part of the line, and its value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,15 +142,13 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn new(claim: &Claim) -> Self {
-        let mut record = Self {
+        Self {
             id: claim.id.to_string(),
             owner: claim.owner.clone(),
-            part: None,
+            part: part(claim.ask),
             value: claim.value.clone(),
             held: false,
-        };
-        record.set_ask(claim.ask);
-        record
+        }
     }
 
     pub(super) fn ask(&self) -> Ask {
@@ -170,35 +159,28 @@ impl Record {
             })
     }
 
-    pub(super) fn set_ask(&mut self, ask: Ask) {
-        self.part = match ask {
-            Ask::Whole => None,
-            Ask::Part { weight, capacity } => Some((weight, capacity)),
-        };
-    }
-
-    pub(super) fn json(&self) -> Vec<u8> {
+    fn json(&self) -> Vec<u8> {
         // Strings and numbers always serialize.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The value of the place's key.
+    /// What is written for it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a proposal that would be taken for a record.
-    pub(super) fn value(&self, keys: &Keys) -> Result<Vec<u8>> {
+    pub(super) fn values(&self, keys: &Keys) -> Result<Values> {
+        let (json, value) = (self.json(), self.value.as_deref().unwrap_or_default());
         if !keys.shared_with_others() {
-            return Ok(self.json());
+            return Ok((json, None));
         }
         if self.part.is_some() {
-            return Ok([PART.as_bytes(), &self.json()].concat());
+            return Ok(([PART.as_bytes(), &json].concat(), Some(json)));
         }
-        let value = self.value.clone().unwrap_or_default();
         if value.starts_with(PART) {
             let message = "a value can't begin like the engine's own records";
             return Err(Error::new(ErrorKind::InvalidArgument, "value", message));
         }
-        Ok(value.into_bytes())
+        Ok((value.into(), Some(json)))
     }
 
     /// Parses the value of one of our keys.
@@ -213,6 +195,14 @@ impl Record {
         let record: Self = serde_json::from_slice(json).ok()?;
         let is_sound = |(weight, capacity)| weight >= 1 && weight <= capacity;
         record.part.is_none_or(is_sound).then_some(record)
+    }
+}
+
+/// Weight and capacity of a claim; `None` for the whole line.
+pub(super) fn part(ask: Ask) -> Option<(u32, u32)> {
+    match ask {
+        Ask::Whole => None,
+        Ask::Part { weight, capacity } => Some((weight, capacity)),
     }
 }
 
@@ -269,15 +259,15 @@ mod tests {
         };
         for namespace in ["palisade", ""] {
             let keys = Keys::new(namespace).unwrap();
-            let value = record.value(&keys).unwrap();
+            let (value, _) = record.values(&keys).unwrap();
             assert_eq!(Record::read(&keys, &value).as_ref(), Some(&record));
         }
         let keys = Keys::new("").unwrap();
-        let as_a_part = String::from_utf8(record.value(&keys).unwrap()).unwrap();
+        let as_a_part = String::from_utf8(record.values(&keys).unwrap().0).unwrap();
         record.part = None;
-        assert_eq!(record.value(&keys).unwrap(), b"");
+        assert_eq!(record.values(&keys).unwrap().0, b"");
         record.value = Some(as_a_part);
-        let refused = record.value(&keys).err().unwrap();
+        let refused = record.values(&keys).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         record.part = Some((4, 3));
         for unsound in [&record.json()[..], b"", b"x", b"{}", br#"{"owner":1}"#] {

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::acquire::Known;
 use super::client::Client;
 use super::keys;
 use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
@@ -49,6 +50,25 @@ struct Shared {
     count: usize,
 }
 
+impl Shared {
+    fn new(asked: Duration, armed: LeaseStart, epoch: u64) -> Self {
+        Self {
+            asked,
+            armed,
+            epoch,
+            free: HashMap::new(),
+            count: 0,
+        }
+    }
+
+    /// An unused key in the line whose keys begin with `prefix`.
+    fn reuse_key(&mut self, prefix: &str) -> Option<Arc<str>> {
+        let key = self.free.get_mut(prefix)?.pop()?;
+        self.count -= 1;
+        Some(key)
+    }
+}
+
 /// What is known of the cluster's history. Writes are totally ordered, so a write sent after the
 /// reply to another can't return a lower revision, unless the cluster was restored from a snapshot
 /// or is another one.
@@ -71,8 +91,9 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// The lease for a claim: one of its own if it is not renewed, else the shared one for its ttl.
-    /// A repeated claim gets the same lease while that is valid.
+    /// The lease for a claim, one of its own if it is not renewed, else the shared one for its ttl;
+    /// and a key on it in the line whose keys begin with `prefix`. A claim that was entered
+    /// `before` keeps both while the lease is valid.
     ///
     /// # Errors
     /// As [`Leases::grant`].
@@ -80,36 +101,40 @@ impl Leases {
         &self,
         client: &Client,
         claim: &Claim,
-        own: Option<Living>,
-    ) -> Result<Living> {
+        prefix: &str,
+        before: Option<&Known>,
+    ) -> Result<(Living, Arc<str>)> {
         let ttl = claim.ttl;
+        let key_on = |id| keys::place(prefix, id, claim.id);
         if !claim.renewed {
-            return match own {
-                Some(own) if !own.armed.deadline().has_passed() => Ok(own),
-                _ => self.grant(client, ttl).await,
-            };
+            let lives = |known: &&Known| known.own && !known.lease.armed.deadline().has_passed();
+            if let Some(known) = before.filter(lives) {
+                return Ok((known.lease, Arc::clone(&known.key)));
+            }
+            let own = self.grant(client, ttl).await?;
+            return Ok((own, key_on(own.id)));
         }
         let find = || {
             let epoch = self.history.lock().epoch;
             let mut table = self.table.lock();
             table.retain(|_, shared| !shared.armed.deadline().has_passed());
             let fits = |shared: &Shared| shared.asked == ttl && shared.epoch == epoch;
-            let (&id, shared) = table.iter().find(|(_, shared)| fits(shared))?;
+            let (&id, shared) = table.iter_mut().find(|(_, shared)| fits(shared))?;
+            let key = match before {
+                Some(known) if known.lease.id == id => Arc::clone(&known.key),
+                _ => shared.reuse_key(prefix).unwrap_or_else(|| key_on(id)),
+            };
             let armed = shared.armed;
-            Some(Living { id, armed })
+            Some((Living { id, armed }, key))
         };
-        // Grants a new one if none is valid.
+        if let Some(found) = find() {
+            return Ok(found);
+        }
         let grant = async {
             let living = self.grant(client, ttl).await?;
-            let shared = Shared {
-                asked: ttl,
-                armed: living.armed,
-                epoch: self.history().epoch,
-                free: HashMap::new(),
-                count: 0,
-            };
+            let shared = Shared::new(ttl, living.armed, self.history().epoch);
             self.table.lock().insert(living.id, shared);
-            Ok(living)
+            Ok((living, key_on(living.id)))
         };
         self.maker.find_or_make(client.timeout, find, grant).await
     }
@@ -135,15 +160,6 @@ impl Leases {
             id: granted.id,
             armed: LeaseStart { sent, ttl },
         })
-    }
-
-    /// An unused key of this lease in the line whose keys begin with `prefix`.
-    pub(super) fn reuse_key(&self, lease: i64, prefix: &str) -> Option<Arc<str>> {
-        let mut table = self.table.lock();
-        let shared = table.get_mut(&lease)?;
-        let key = shared.free.get_mut(prefix)?.pop()?;
-        shared.count -= 1;
-        Some(key)
     }
 
     /// Takes back the key of a place that is known to have been left.
@@ -251,6 +267,10 @@ pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::claim::{Ask, ClaimId};
+    use crate::core::name::Name;
+    use crate::core::owner::Owner;
+    use crate::engines::kit::PerRuntime;
 
     #[test]
     fn another_history_is_noticed_and_answers_out_of_order_are_none() {
@@ -281,26 +301,64 @@ mod tests {
     fn a_key_is_given_to_one_and_only_on_its_own_lease_and_line() {
         let leases = Leases::default();
         for lease in [1, 2] {
-            let shared = Shared {
-                asked: Duration::ZERO,
-                armed: LeaseStart {
-                    sent: BootTime::now(),
-                    ttl: Duration::from_secs(9),
-                },
-                epoch: 0,
-                free: HashMap::new(),
-                count: 0,
-            };
+            let (sent, ttl) = (BootTime::now(), Duration::from_secs(9));
+            let shared = Shared::new(ttl, LeaseStart { sent, ttl }, 0);
             leases.table.lock().insert(lease, shared);
         }
+        let reuse = |lease, prefix| leases.table.lock().get_mut(&lease)?.reuse_key(prefix);
         leases.free_key(1, "a/".into(), "a/1-x".into());
-        assert_eq!(leases.reuse_key(2, "a/"), None);
-        assert_eq!(leases.reuse_key(1, "b/"), None);
-        assert_eq!(leases.reuse_key(1, "a/").as_deref(), Some("a/1-x"));
-        assert_eq!(leases.reuse_key(1, "a/"), None);
+        assert_eq!(reuse(2, "a/"), None);
+        assert_eq!(reuse(1, "b/"), None);
+        assert_eq!(reuse(1, "a/").as_deref(), Some("a/1-x"));
+        assert_eq!(reuse(1, "a/"), None);
         for _ in 0..MOST_KEYS * 2 {
             leases.free_key(1, "a/".into(), "a/1-x".into());
         }
         assert!(leases.table.lock()[&1].count <= MOST_KEYS);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_claim_keeps_its_key_while_its_lease_is_valid() {
+        let (sent, ttl) = (BootTime::now(), Duration::from_secs(9));
+        let claim = Claim {
+            id: ClaimId(7),
+            name: Name::new("a").unwrap(),
+            ask: Ask::Whole,
+            ttl,
+            renewed: true,
+            at_least: Duration::ZERO,
+            queue: true,
+            owner: Owner::here("me", None),
+            value: None,
+        };
+        // No call is made.
+        let client = Client {
+            links: PerRuntime::new(ttl, || Box::pin(std::future::pending())),
+            timeout: ttl,
+            several: false,
+            logs_in: false,
+        };
+        let leases = Leases::default();
+        let shared = Shared::new(ttl, LeaseStart { sent, ttl }, 0);
+        leases.table.lock().insert(1, shared);
+        let place = async |before: Option<Known>| {
+            let before = before.as_ref();
+            leases.for_claim(&client, &claim, "a/", before).await
+        };
+        let (lease, key) = place(None).await.unwrap();
+        let before = |lease, key: &Arc<str>| Known {
+            lease,
+            own: false,
+            whole: true,
+            key: Arc::clone(key),
+            created: 0,
+            ahead: None,
+        };
+        leases.free_key(1, "a/".into(), "a/1-x".into());
+        let again = place(Some(before(lease, &key))).await.unwrap();
+        assert_eq!((again.0.id, again.1), (1, key));
+        let ended = Living { id: 2, ..lease };
+        let other = place(Some(before(ended, &"a/2-x".into()))).await.unwrap();
+        assert_eq!((other.0.id, &*other.1), (1, "a/1-x"));
     }
 }

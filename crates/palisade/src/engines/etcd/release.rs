@@ -160,10 +160,10 @@ pub(super) async fn amend(
                 if let Some(next) = line.seats.iter().find(|seat| !seat.is_held()) {
                     compare.push(txn::created_at(&next.extra.key, next.extra.created));
                 }
-                record.set_ask(*ask);
+                record.part = keys::part(*ask);
             }
         }
-        let writes = rewrites(engine, &place, &record)?;
+        let writes = txn::put_place(&place.key, record.values(&engine.keys)?, place.lease);
         Ok(Step::Write(compare, writes, Amended::Done))
     };
     let amended = change(engine, "amend", &prefix, decide).await?;
@@ -173,17 +173,6 @@ pub(super) async fn amend(
         known.whole = *ask == Ask::Whole;
     }
     Ok(amended)
-}
-
-/// The writes that replace a place's record.
-fn rewrites(engine: &Inner, place: &Place, record: &Record) -> Result<Vec<RequestOp>> {
-    let value = record.value(&engine.keys)?;
-    let mut rewrites = vec![txn::put(place.key.clone(), value, place.lease)];
-    if engine.keys.shared_with_others() {
-        let apart = keys::owner_key(&place.key);
-        rewrites.push(txn::put(apart, record.json(), place.lease));
-    }
-    Ok(rewrites)
 }
 
 pub(super) async fn evict(
@@ -235,7 +224,8 @@ pub(super) async fn resize(engine: &Inner, name: &Name, capacity: u32) -> Result
                     held: seat.is_held(),
                     ..record.clone()
                 };
-                writes.extend(rewrites(engine, place, &record)?);
+                let values = record.values(&engine.keys)?;
+                writes.extend(txn::put_place(&place.key, values, place.lease));
             }
         }
         if compare.len().max(writes.len()) > MOST_OPS {

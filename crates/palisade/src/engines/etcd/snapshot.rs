@@ -218,16 +218,15 @@ mod tests {
                 ..Default::default()
             };
             if let Some(ask) = ask {
-                let mut record = Record {
+                let record = Record {
                     id: claim.to_string(),
                     owner: Owner::here("me", None),
-                    part: None,
+                    part: keys::part(*ask),
                     value: None,
                     held: at < held,
                 };
-                record.set_ask(*ask);
                 kv.key = keys::place("palisade/x/", 1, claim).as_bytes().to_vec();
-                kv.value = record.json();
+                kv.value = record.values(&keys).unwrap().0;
             }
             kv
         };

@@ -177,7 +177,7 @@ impl Endpoints {
     async fn first_calls(&self, channel: Channel, host: &Host) -> Result<Connection> {
         let token = self.log_in(channel.clone(), host).await?;
         let connection = Connection::new(channel, token);
-        let status = match connection.call(StatusRequest {}).await {
+        let status = match connection.clone().call(StatusRequest {}).await {
             Ok(StatusResponse { leader: 0, .. }) => {
                 let message = format!("{host} knows no leader of its cluster");
                 return Err(no_connection(message));

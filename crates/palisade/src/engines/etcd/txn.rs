@@ -1,6 +1,6 @@
 //! The parts of transactions: conditions, writes and reads.
 
-use super::keys::prefix_range;
+use super::keys::{self, Values};
 use super::proto::{
     ASCEND, BY_CREATE, CREATE, Compare, DESCEND, DeleteRangeRequest, EQUAL, GREATER, KeyValue,
     LESS, MODIFY, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
@@ -36,6 +36,18 @@ pub(super) fn unchanged(key: &[u8], revision: i64) -> Compare {
     }
 }
 
+/// The range of keys that begin with `prefix`: its first key, and the first key after it.
+pub(super) fn prefix_range(prefix: &str) -> (Vec<u8>, Vec<u8>) {
+    let mut end = prefix.as_bytes().to_vec();
+    match end.last_mut() {
+        // UTF-8 has no byte 0xff, so the last byte can always be incremented.
+        Some(last) => *last += 1,
+        // etcd's encoding of all keys.
+        None => return (vec![0], vec![0]),
+    }
+    (prefix.as_bytes().to_vec(), end)
+}
+
 /// True if no key begins with `prefix`.
 pub(super) fn is_empty(prefix: &str) -> Compare {
     let (start, range_end) = prefix_range(prefix);
@@ -56,11 +68,22 @@ pub(super) fn nothing_put_since(prefix: &str, revision: i64) -> Compare {
 }
 
 pub(super) fn put(key: impl Into<Vec<u8>>, value: Vec<u8>, lease: i64) -> RequestOp {
-    let key = key.into();
     RequestOp {
-        put: Some(PutRequest { key, value, lease }),
+        put: Some(PutRequest {
+            key: key.into(),
+            value,
+            lease,
+        }),
         ..Default::default()
     }
+}
+
+/// Writes a place's key, and its owner record where that is kept apart.
+pub(super) fn put_place(key: &[u8], (value, owner): Values, lease: i64) -> Vec<RequestOp> {
+    let owner = owner.map(|record| put(keys::owner_key(key), record, lease));
+    std::iter::once(put(key, value, lease))
+        .chain(owner)
+        .collect()
 }
 
 pub(super) fn delete(key: impl Into<Vec<u8>>) -> RequestOp {
@@ -130,6 +153,8 @@ pub(super) fn only_if(compare: Vec<Compare>, success: Vec<RequestOp>) -> TxnRequ
 
 /// The results of a transaction's reads, in order.
 pub(super) fn found(response: TxnResponse) -> impl Iterator<Item = Vec<KeyValue>> {
-    let answers = response.responses.into_iter();
-    answers.filter_map(|answer| answer.range.map(|range| range.kvs))
+    response
+        .responses
+        .into_iter()
+        .filter_map(|answer| Some(answer.range?.kvs))
 }

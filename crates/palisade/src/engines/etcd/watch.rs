@@ -19,8 +19,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use super::client::{Connection, revision};
-use super::keys::prefix_range;
 use super::proto::{NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest};
+use super::txn::prefix_range;
 
 /// The most watches that are kept without listeners.
 const MOST_IDLE: usize = 16;
@@ -168,7 +168,6 @@ impl Reader {
         let Ok(mut answers) = connection.stream(requests).await else {
             return;
         };
-        drop(connection);
         while let Some(Ok(answer)) = answers.next().await {
             let events = answer.events.iter().filter_map(|event| event.kv.as_ref());
             let last = events.map(|kv| kv.mod_revision).max();

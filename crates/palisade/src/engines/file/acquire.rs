@@ -132,5 +132,5 @@ pub(super) async fn sleep_on(sleeper: &Sleeper, sleep: &Sleep, until: BootTime) 
     sleeper.mind(&sleep.processes);
     let longest = until.min(sleep.earliest).remaining();
     // Timers have millisecond resolution and may fire early by a fraction of one.
-    let _ = tokio::time::timeout(longest, sleeper.rung()).await;
+    let _ = tokio::time::timeout(longest, sleeper.woken()).await;
 }

@@ -28,7 +28,7 @@ use crate::core::report::Scope;
 /// The epoll key of this process's own FIFO; no process has this id.
 const OWN: u64 = 0;
 /// The epoll key of the eventfd that stops the thread; no process has this id.
-const BELL: u64 = u64::MAX;
+const STOP: u64 = u64::MAX;
 /// The epoll key of the inotify watch on the lines; no process has this id.
 const LINES_CHANGED: u64 = u64::MAX - 1;
 
@@ -52,7 +52,7 @@ struct Inner {
 /// What the thread waits for.
 struct Poll {
     epoll: Arc<OwnedFd>,
-    bell: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
     /// How many sleepers receive hints without the thread.
     listening: usize,
     peers: HashMap<u64, PeerEnd>,
@@ -90,12 +90,12 @@ impl Watcher {
         if listens {
             self.inner.count_listening(1);
         }
-        let bell = Arc::new(Notify::new());
+        let notify = Arc::new(Notify::new());
         let mut sleepers = self.inner.sleepers.lock();
-        sleepers.entry(id).or_default().push(Arc::clone(&bell));
+        sleepers.entry(id).or_default().push(Arc::clone(&notify));
         Sleeper {
             id,
-            bell,
+            notify,
             listens,
             inner: Arc::clone(&self.inner),
         }
@@ -160,10 +160,10 @@ impl Watcher {
     pub(super) fn stop(&self) {
         self.inner.stopping.store(true, Ordering::Release);
         self.listeners.stop();
-        let bell = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.bell));
-        if let Some(bell) = bell {
+        let stop = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.stop));
+        if let Some(stop) = stop {
             // If the eventfd is already set, the thread wakes anyway.
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*stop, &1u64.to_ne_bytes());
         }
         if let Some(thread) = self.thread.lock().take() {
             // It does not panic, and nothing could be done about it here.
@@ -175,18 +175,18 @@ impl Watcher {
 impl Poll {
     fn new(liveness: &Liveness) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(
             &epoll,
-            &bell,
-            epoll::EventData::new_u64(BELL),
+            &stop,
+            epoll::EventData::new_u64(STOP),
             epoll::EventFlags::IN,
         )?;
         let own = epoll::EventData::new_u64(OWN);
         epoll::add(&epoll, &liveness.fifo, own, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll: Arc::new(epoll),
-            bell: Arc::new(bell),
+            stop: Arc::new(stop),
             listening: 0,
             peers: HashMap::new(),
             lines: None,
@@ -224,12 +224,12 @@ impl Inner {
                 claim.0
             }
         };
-        self.ring(id);
+        self.wake(id);
     }
 
-    fn ring(&self, id: u128) {
+    fn wake(&self, id: u128) {
         if let Some(sleepers) = self.sleepers.lock().get(&id) {
-            sleepers.iter().for_each(|bell| bell.notify_one());
+            sleepers.iter().for_each(|notify| notify.notify_one());
         }
     }
 
@@ -250,7 +250,7 @@ impl Inner {
                 // An event without a name means that some were missed.
                 name.is_none_or(|name| keys::may_include(namespace, scope, name))
             });
-            concerned.for_each(|(id, _)| self.ring(*id));
+            concerned.for_each(|(id, _)| self.wake(*id));
         }
     }
 
@@ -279,7 +279,7 @@ impl Inner {
             let _ = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 match event.data.u64() {
-                    BELL => {}
+                    STOP => {}
                     LINES_CHANGED => self.lines_changed(),
                     OWN => {
                         let fifo = &self.liveness.fifo;
@@ -295,8 +295,8 @@ impl Inner {
     fn died(&self, process: u64) {
         let mut poll = self.poll.lock();
         let sleepers = poll.as_mut().map(|poll| poll.forget(process));
-        for bell in sleepers.into_iter().flatten() {
-            bell.notify_one();
+        for notify in sleepers.into_iter().flatten() {
+            notify.notify_one();
         }
     }
 }
@@ -304,7 +304,7 @@ impl Inner {
 /// A registered sleeper; dropping it removes it.
 pub(super) struct Sleeper {
     id: u128,
-    bell: Arc<Notify>,
+    notify: Arc<Notify>,
     /// Whether its runtime receives hints.
     listens: bool,
     inner: Arc<Inner>,
@@ -312,8 +312,8 @@ pub(super) struct Sleeper {
 
 impl Sleeper {
     /// Sleeps until a hint arrives, or returns at once if one arrived since the last call.
-    pub(super) async fn rung(&self) {
-        self.bell.notified().await;
+    pub(super) async fn woken(&self) {
+        self.notify.notified().await;
     }
 
     /// Also wakes it when one of these processes dies, or now if one is already dead.
@@ -329,14 +329,14 @@ impl Sleeper {
                 if !peer
                     .sleepers
                     .iter()
-                    .any(|bell| Arc::ptr_eq(bell, &self.bell))
+                    .any(|notify| Arc::ptr_eq(notify, &self.notify))
                 {
-                    peer.sleepers.push(Arc::clone(&self.bell));
+                    peer.sleepers.push(Arc::clone(&self.notify));
                 }
                 continue;
             }
             match liveness::open_to_watch(&self.inner.liveness.home.procs, process) {
-                Peer::Dead => self.bell.notify_one(),
+                Peer::Dead => self.notify.notify_one(),
                 Peer::Unknown => {}
                 Peer::Alive(end) => {
                     let data = epoll::EventData::new_u64(process);
@@ -344,7 +344,7 @@ impl Sleeper {
                     let added =
                         epoll::add(&poll.epoll, end.as_fd(), data, epoll::EventFlags::empty());
                     if added.is_ok() {
-                        let sleepers = vec![Arc::clone(&self.bell)];
+                        let sleepers = vec![Arc::clone(&self.notify)];
                         poll.peers.insert(process, PeerEnd { end, sleepers });
                     }
                 }
@@ -357,7 +357,8 @@ impl Sleeper {
         let mut lonely = Vec::new();
         for (process, peer) in &mut poll.peers {
             if !but.contains(process) {
-                peer.sleepers.retain(|bell| !Arc::ptr_eq(bell, &self.bell));
+                peer.sleepers
+                    .retain(|notify| !Arc::ptr_eq(notify, &self.notify));
             }
             if peer.sleepers.is_empty() {
                 lonely.push(*process);
@@ -379,7 +380,7 @@ impl Drop for Sleeper {
         }
         let mut sleepers = self.inner.sleepers.lock();
         if let Some(of_id) = sleepers.get_mut(&self.id) {
-            of_id.retain(|bell| !Arc::ptr_eq(bell, &self.bell));
+            of_id.retain(|notify| !Arc::ptr_eq(notify, &self.notify));
             if of_id.is_empty() {
                 sleepers.remove(&self.id);
             }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::Gateway;
 use super::api::{Enter, Standing, words};
 use super::client::{Call, Reply};
-use super::error::parse;
-use super::sessions::{Member, Session, own_id};
+use super::error::{Problem, parse};
+use super::sessions::{Entry, Member, Session, own_id};
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
@@ -34,50 +34,89 @@ pub(super) async fn enter(engine: &Gateway, claim: &Claim) -> Result<Entered> {
         value: claim.value.as_deref(),
         owner: engine.names.owner_there(&claim.owner),
     };
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let session = session(engine, claim).await?;
-        let Some(member) = engine.sessions.enter(claim.id, &session, claim.queue) else {
-            return Ok(Entered::Busy);
+    let (mut tries, mut opened) = (0, None);
+    let (sent, standing) = loop {
+        let has_others = engine.client.has_others();
+        let member = match engine.sessions.enter(claim, opened.take(), has_others) {
+            Entry::In(member) => member,
+            Entry::Left => return Ok(Entered::Busy),
+            Entry::NoSession => {
+                opened = Some(open_session(engine, claim.ttl).await?);
+                continue;
+            }
         };
+        tries += 1;
         document.queue = member.queue;
+        let (session, document) = (&member.session, json!(document));
         let sent = BootTime::now();
         let asked = ask(
             engine,
-            &session,
+            session,
             "enter",
-            "claims",
-            json!(document),
+            "/v1/claims",
+            document,
             Duration::ZERO,
         );
+        let is_last = tries == TRIES;
         match asked.await {
-            Ok(Reply::Done(body)) => {
-                let standing: Standing = parse("enter", &body)?;
-                return entered_as(engine, claim, &id, sent, &standing);
-            }
-            Ok(Reply::Refused(problem)) if problem.code == "no_session" && tries < TRIES => {}
-            Ok(Reply::Refused(problem)) if problem.code == "draining" && tries < TRIES => {
-                session.avoid();
-            }
-            Ok(Reply::Refused(problem)) if problem.is_gone() => {
-                engine.sessions.forget(claim.id);
-                return Ok(Entered::Busy);
-            }
+            Ok(Reply::Done(body)) => break (sent, parse::<Standing>("enter", &body)?),
             Ok(Reply::Refused(problem)) => {
-                let error = problem.error("enter");
-                unless_applied(engine, claim, &error);
-                return Err(error);
+                if let Some(over) = refused(engine, claim, session, &problem, is_last)? {
+                    return Ok(over);
+                }
             }
             Err(error) => {
                 unless_applied(engine, claim, &error);
                 if error.is_transient() {
                     session.avoid();
                 }
-                if !may_move(engine, claim, &error) || tries >= TRIES {
+                if is_last || !may_move(engine, claim, &error) {
                     return Err(error);
                 }
             }
+        }
+    };
+    let known_as = standing.claim.as_ref().and_then(|id| id.parse().ok());
+    let (Some(known_as), Some(valid)) = (known_as, standing.valid()) else {
+        return Err(unreachable("enter", "the gateway's reply is incomplete").maybe_applied());
+    };
+    let sequence = standing.sequence();
+    let armed = LeaseStart::promised(sent, valid);
+    let sessions = &engine.sessions;
+    sessions.stands(claim.id, Some(known_as), sequence, Some(armed));
+    Ok(Entered::In {
+        ticket: Ticket {
+            sequence: sequence.unwrap_or(0),
+            native: Some(id.into()),
+            ..Ticket::own(claim.name.clone(), known_as)
+        },
+        armed,
+        place: sequence.map_or(Place::Waiting, |sequence| Place::Held { sequence }),
+    })
+}
+
+/// The result of an enter that its gateway refused; `None` to try again.
+fn refused(
+    engine: &Gateway,
+    claim: &Claim,
+    session: &Session,
+    problem: &Problem,
+    is_last: bool,
+) -> Result<Option<Entered>> {
+    match problem.code.as_str() {
+        "no_session" if !is_last => Ok(None),
+        "draining" if !is_last => {
+            session.avoid();
+            Ok(None)
+        }
+        _ if problem.is_gone() => {
+            engine.sessions.forget(claim.id);
+            Ok(Some(Entered::Busy))
+        }
+        _ => {
+            let error = problem.error("enter");
+            unless_applied(engine, claim, &error);
+            Err(error)
         }
     }
 }
@@ -102,57 +141,21 @@ fn may_move(engine: &Gateway, claim: &Claim, error: &Error) -> bool {
     error.is_transient() && (sure || engine.client.has_others())
 }
 
-/// The session of a claim: its own if it was entered before, else one of its ttl.
-///
-/// A claim in doubt stays in its session, where a retry finds it. It moves only if that gateway is
-/// down and there are others. What it may have left behind expires after its ttl, and nobody relies
-/// on it.
-async fn session(engine: &Gateway, claim: &Claim) -> Result<Arc<Session>> {
-    if let Some(member) = engine.sessions.member(claim.id) {
-        let moves = member.session.is_avoided() && (!member.in_doubt || engine.client.has_others());
-        if !member.session.is_over() && !moves {
-            return Ok(member.session);
-        }
-    }
+/// A session for claims of this ttl, newly opened unless another claim has just opened one.
+async fn open_session(engine: &Gateway, ttl: Duration) -> Result<Arc<Session>> {
     let (sessions, timeout) = (&engine.sessions, engine.client.timeout);
     let make = async {
-        let opened = match engine.client.open(claim.ttl).await {
+        let opened = match engine.client.open(ttl).await {
             // Another gateway may accept it, and the next attempt asks all of them.
             Err(error) if error.is_transient() && engine.client.has_others() => {
-                engine.client.open(claim.ttl).await
+                engine.client.open(ttl).await
             }
             opened => opened,
         };
         Ok(sessions.add(opened?))
     };
-    let find = || sessions.find(claim.ttl);
+    let find = || sessions.find(ttl);
     sessions.maker.find_or_make(timeout, find, make).await
-}
-
-fn entered_as(
-    engine: &Gateway,
-    claim: &Claim,
-    id: &str,
-    sent: BootTime,
-    standing: &Standing,
-) -> Result<Entered> {
-    let known_as = standing.claim.as_ref().and_then(|id| id.parse().ok());
-    let (Some(known_as), Some(valid)) = (known_as, standing.valid()) else {
-        return Err(unreachable("enter", "the gateway's reply is incomplete").maybe_applied());
-    };
-    let sequence = standing.sequence();
-    let armed = LeaseStart::promised(sent, valid);
-    let sessions = &engine.sessions;
-    sessions.stands(claim.id, Some(known_as), sequence, Some(armed));
-    Ok(Entered::In {
-        ticket: Ticket {
-            sequence: sequence.unwrap_or(0),
-            native: Some(id.into()),
-            ..Ticket::own(claim.name.clone(), known_as)
-        },
-        armed,
-        place: sequence.map_or(Place::Waiting, |sequence| Place::Held { sequence }),
-    })
 }
 
 /// Sends a document about a claim to its session's gateway.
@@ -160,19 +163,21 @@ pub(super) async fn ask(
     engine: &Gateway,
     session: &Session,
     operation: &'static str,
-    verb: &str,
+    path: &str,
     document: Value,
     longer: Duration,
 ) -> Result<Reply> {
-    let call = Call {
-        operation,
-        method: Method::POST,
-        path: &format!("/v1/{verb}"),
-        session: Some(session),
-        body: Some(document),
-        within: engine.client.timeout + longer,
-    };
-    engine.client.send(call).await
+    engine
+        .client
+        .send(Call {
+            operation,
+            method: Method::POST,
+            path,
+            session: Some(session),
+            body: Some(document),
+            within: engine.client.timeout + longer,
+        })
+        .await
 }
 
 pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -193,7 +198,7 @@ pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> 
             engine,
             &member.session,
             "wait",
-            "claims/wait",
+            "/v1/claims/wait",
             document,
             nap,
         );

@@ -60,8 +60,10 @@ pub(super) struct Standing {
 impl Standing {
     /// The token of the grant; `None` unless it holds.
     pub(super) fn sequence(&self) -> Option<u64> {
-        let held = self.state == "held";
-        self.token.as_ref().filter(|_| held)?.parse().ok()
+        self.token
+            .as_ref()
+            .filter(|_| self.state == "held")
+            .and_then(|token| token.parse().ok())
     }
 
     /// How long the holder may rely on it.

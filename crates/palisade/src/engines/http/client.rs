@@ -289,8 +289,9 @@ impl Client {
     }
 
     async fn link(&self, operation: &'static str, within: Duration) -> Result<Link<Connection>> {
-        let connected = timed(operation, within, self.connections.get()).await;
-        connected.map_err(Error::not_applied)?
+        timed(operation, within, self.connections.get())
+            .await
+            .map_err(Error::not_applied)?
     }
 
     fn request(&self, link: &Link<Connection>, call: &Call<'_>) -> reqwest::RequestBuilder {

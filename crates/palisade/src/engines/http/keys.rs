@@ -51,8 +51,7 @@ impl Names {
 
     /// The owner record with its agent's names as at the gateway.
     pub(super) fn owner_there(&self, owner: &Owner) -> Owner {
-        let there = |name: &mut String| *name = self.prefix(name);
-        renamed(owner, there)
+        renamed(owner, |name| *name = self.prefix(name))
     }
 
     /// The owner record with its agent's names as here. Names in other namespaces stay as they are.

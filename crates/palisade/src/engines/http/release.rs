@@ -31,7 +31,7 @@ pub(super) async fn leave(engine: &Gateway, ticket: &Ticket) -> Result<Left> {
         engine,
         &member.session,
         "leave",
-        "claims/release",
+        "/v1/claims/release",
         document,
         Duration::ZERO,
     );
@@ -71,7 +71,7 @@ pub(super) async fn amend(
         engine,
         &member.session,
         "amend",
-        "claims/amend",
+        "/v1/claims/amend",
         document,
         Duration::ZERO,
     );

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use reqwest::header::HeaderValue;
 use tokio::sync::broadcast;
 
-use crate::core::claim::ClaimId;
+use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::Alarm;
 use crate::core::ticket::{LeaseStart, Ticket};
@@ -82,8 +82,10 @@ impl Session {
 
     /// Whether a new claim may use it. Not shortly before its end, because the request takes time.
     fn takes(&self, ttl: Duration) -> bool {
-        let left = self.ends().remaining();
-        self.ttl == ttl && !self.is_over() && !self.is_avoided() && left > ttl / 2
+        self.ttl == ttl
+            && !self.is_over()
+            && !self.is_avoided()
+            && self.ends().remaining() > ttl / 2
     }
 
     /// The longest wait of one of its requests: no longer than its gateway allows, and short enough
@@ -115,6 +117,15 @@ impl Member {
         let known = ticket.sequence != 0 && self.sequence != 0;
         known && ticket.sequence != self.sequence
     }
+}
+
+/// Where a claim is entered.
+pub(super) enum Entry {
+    In(Member),
+    /// Nowhere: it was left before.
+    Left,
+    /// No session of its ttl is open.
+    NoSession,
 }
 
 #[derive(Default)]
@@ -171,31 +182,48 @@ impl Sessions {
         session
     }
 
-    /// Adds a claim that is about to be entered in `session`, and returns what is known of it;
-    /// `None` when it was left before.
+    /// Adds a claim that is about to be entered: in its own session if it was entered before, else
+    /// in the one that was `opened` for it or in another of its ttl.
+    ///
+    /// A claim in doubt stays in its session, where a retry finds it. It moves only if that gateway
+    /// is down and it `has_others`. What it may have left behind expires after its ttl, and nobody
+    /// relies on it.
     pub(super) fn enter(
         &self,
-        claim: ClaimId,
-        session: &Arc<Session>,
-        queue: bool,
-    ) -> Option<Member> {
+        claim: &Claim,
+        opened: Option<Arc<Session>>,
+        has_others: bool,
+    ) -> Entry {
         let mut table = self.table.lock();
-        if table.tombstones.has(claim, BootTime::now()) {
-            return None;
+        if table.tombstones.has(claim.id, BootTime::now()) {
+            return Entry::Left;
         }
-        let fresh = || Member {
-            session: Arc::clone(session),
-            queue,
+        if let Some(member) = table.members.get(&claim.id) {
+            let moves = member.session.is_avoided() && (!member.in_doubt || has_others);
+            if !member.session.is_over() && !moves {
+                return Entry::In(member.clone());
+            }
+        }
+        let takes = |session: &&Arc<Session>| session.takes(claim.ttl);
+        let found = || table.sessions.iter().find(takes).cloned();
+        let Some(session) = opened.or_else(found) else {
+            return Entry::NoSession;
+        };
+        // Its own session may just have become usable again.
+        let own = table.members.get(&claim.id);
+        if let Some(member) = own.filter(|member| Arc::ptr_eq(&member.session, &session)) {
+            return Entry::In(member.clone());
+        }
+        let member = Member {
+            session,
+            queue: claim.queue,
             known_as: None,
             sequence: 0,
             ends: BootTime::PAST,
             in_doubt: false,
         };
-        let member = table.members.entry(claim).or_insert_with(fresh);
-        if !Arc::ptr_eq(&member.session, session) {
-            *member = fresh();
-        }
-        Some(member.clone())
+        table.members.insert(claim.id, member.clone());
+        Entry::In(member)
     }
 
     /// Records what a gateway reports about a claim in the line.
@@ -281,6 +309,9 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::claim::Ask;
+    use crate::core::name::Name;
+    use crate::core::owner::Owner;
 
     const TTL: Duration = Duration::from_secs(30);
 
@@ -306,18 +337,68 @@ mod tests {
         assert!(!format!("{:?}", new.secret).contains("ab"));
     }
 
+    fn claim() -> Claim {
+        Claim {
+            id: ClaimId::random(),
+            name: Name::new("x").unwrap(),
+            ask: Ask::Whole,
+            ttl: TTL,
+            queue: true,
+            owner: Owner::here("me", None),
+            value: None,
+            renewed: true,
+            at_least: Duration::ZERO,
+        }
+    }
+
+    /// The session that the claim is entered in.
+    fn entered(sessions: &Sessions, claim: &Claim, has_others: bool) -> Option<Arc<Session>> {
+        match sessions.enter(claim, None, has_others) {
+            Entry::In(member) => Some(member.session),
+            Entry::Left | Entry::NoSession => None,
+        }
+    }
+
+    #[test]
+    fn a_claim_in_doubt_moves_only_to_another_gateway() {
+        let (sessions, claim) = (Sessions::default(), claim());
+        assert!(matches!(
+            sessions.enter(&claim, None, true),
+            Entry::NoSession
+        ));
+        let old = opened(&sessions, BootTime::now());
+        assert!(entered(&sessions, &claim, false).is_some());
+        sessions.doubt(claim.id);
+        old.avoid();
+        let new = opened(&sessions, BootTime::now());
+        let stays = entered(&sessions, &claim, false).unwrap();
+        assert!(Arc::ptr_eq(&stays, &old), "a retry finds it there");
+        let moved = entered(&sessions, &claim, true).unwrap();
+        assert!(Arc::ptr_eq(&moved, &new));
+        assert!(!sessions.member(claim.id).unwrap().in_doubt);
+        new.avoid();
+        let other = Arc::new(Session::new(
+            "cd",
+            TTL / 2,
+            "http://g".into(),
+            BootTime::now(),
+        ));
+        let entry = sessions.enter(&claim, Some(Arc::clone(&other)), true);
+        assert!(matches!(entry, Entry::In(member) if Arc::ptr_eq(&member.session, &other)));
+    }
+
     #[test]
     fn a_claim_that_was_left_is_not_entered_and_another_incarnation_is_told() {
-        let (sessions, claim) = (Sessions::default(), ClaimId::random());
+        let (sessions, entering) = (Sessions::default(), claim());
+        let claim = entering.id;
         let session = opened(&sessions, BootTime::now());
-        sessions.enter(claim, &session, true).unwrap();
+        entered(&sessions, &entering, false).unwrap();
         let known = ClaimId::random();
         sessions.stands(claim, Some(known), Some(7), None);
         let member = sessions.member(claim).unwrap();
-        let name = crate::core::name::Name::new("x").unwrap();
         let mut ticket = Ticket {
             native: Some(claim.to_string().into()),
-            ..Ticket::own(name, known)
+            ..Ticket::own(entering.name.clone(), known)
         };
         assert_eq!(own_id(&ticket), claim);
         assert!(!member.is_other(&ticket));
@@ -325,7 +406,10 @@ mod tests {
         assert!(member.is_other(&ticket));
         assert_eq!(sessions.alarms(&session, Some(claim)).len(), 2);
         sessions.bury(claim, TTL);
-        assert!(sessions.enter(claim, &session, true).is_none());
+        assert!(matches!(
+            sessions.enter(&entering, None, false),
+            Entry::Left
+        ));
         assert!(sessions.alarms(&session, None).is_empty());
     }
 }

@@ -8,6 +8,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use futures_util::FutureExt;
+use futures_util::future::{Fuse, FusedFuture};
 use tokio::runtime::Handle;
 
 use crate::core::engine::BoxFuture;
@@ -16,34 +18,26 @@ use crate::core::engine::BoxFuture;
 pub(crate) fn finish<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> {
-    Finish(Some(Box::pin(future)))
+    Finish(future.boxed().fuse())
 }
 
-struct Finish<T: Send + 'static>(Option<BoxFuture<T>>);
+struct Finish<T: Send + 'static>(Fuse<BoxFuture<T>>);
 
 impl<T: Send + 'static> Future for Finish<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let Some(future) = &mut self.0 else {
-            // Polled again after its end, which no await does.
-            return Poll::Pending;
-        };
-        let done = future.as_mut().poll(context);
-        if done.is_ready() {
-            self.0 = None;
-        }
-        done
+        self.0.poll_unpin(context)
     }
 }
 
 impl<T: Send + 'static> Drop for Finish<T> {
     fn drop(&mut self) {
         // Without a runtime nothing can finish it.
-        if let Some(future) = self.0.take()
+        if !self.0.is_terminated()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(future);
+            runtime.spawn(std::mem::replace(&mut self.0, Fuse::terminated()));
         }
     }
 }
@@ -62,7 +56,7 @@ mod tests {
             let _ = gone.await;
             let _ = tell.send(());
         }));
-        assert!(futures_util::FutureExt::now_or_never(&mut waits).is_none());
+        assert!((&mut waits).now_or_never().is_none());
         drop(waits);
         go.send(()).unwrap();
         told.await.unwrap();

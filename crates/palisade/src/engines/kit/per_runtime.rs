@@ -15,7 +15,6 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -164,32 +163,29 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     /// # Errors
     /// The error of `connect`; between attempts the error of the last one.
     pub(crate) async fn get(&self) -> Result<Link<C>> {
-        match self.look() {
-            ControlFlow::Break(known) => known,
-            ControlFlow::Continue(attempt) => attempt.await,
-        }
-    }
-
-    /// The known state, or the attempt that will determine it.
-    fn look(&self) -> ControlFlow<Result<Link<C>>, Attempt<C>> {
-        let slot = self.slot();
-        let mut state = slot.state.lock();
-        let failures = match &*state {
-            State::Up { link, .. } => return ControlFlow::Break(Ok(link.clone())),
-            State::Down {
-                not_before: Some((at, why)),
-                ..
-            } if Instant::now() < *at => return ControlFlow::Break(Err(why.clone())),
-            State::Down { failures, .. } => *failures,
-            State::Connecting(attempt) if attempt.peek().is_none() => {
-                return ControlFlow::Continue(attempt.clone());
+        let attempt = {
+            let slot = self.slot();
+            let mut state = slot.state.lock();
+            match &*state {
+                State::Up { link, .. } => return Ok(link.clone()),
+                State::Down {
+                    not_before: Some((at, why)),
+                    ..
+                } if Instant::now() < *at => return Err(why.clone()),
+                State::Connecting(attempt) if attempt.peek().is_none() => attempt.clone(),
+                ended => {
+                    let failures = match ended {
+                        State::Down { failures, .. } => *failures,
+                        // An attempt that ended without setting another state has panicked.
+                        _ => 0,
+                    };
+                    let attempt = self.attempt(Arc::clone(&slot), failures);
+                    *state = State::Connecting(attempt.clone());
+                    attempt
+                }
             }
-            // It has ended without setting another state, so it panicked.
-            State::Connecting(_) => 0,
         };
-        let attempt = self.attempt(Arc::clone(&slot), failures);
-        *state = State::Connecting(attempt.clone());
-        ControlFlow::Continue(attempt)
+        attempt.await
     }
 
     /// Starts an attempt to connect.

@@ -19,13 +19,13 @@ use crate::core::engine::Alarm;
 pub(crate) struct PushHub {
     /// A random name of this client, for the channels that only it listens to.
     pub(crate) channel: String,
-    bells: Mutex<HashMap<ClaimId, Arc<Bell>>>,
+    waiters: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
     alarms: broadcast::Sender<Alarm>,
 }
 
-/// Wakes one waiting claim.
-pub(crate) struct Bell {
-    pub(crate) rung: Notify,
+/// The registration of one waiting claim.
+pub(crate) struct Waiter {
+    pub(crate) woken: Notify,
     told: Mutex<Told>,
 }
 
@@ -39,20 +39,7 @@ struct Told {
     pushed: u64,
 }
 
-impl Bell {
-    /// A new bell tells its claim to read at once.
-    fn new() -> Self {
-        let told = Told {
-            due: BootTime::PAST,
-            last: u64::MAX,
-            pushed: 0,
-        };
-        Self {
-            rung: Notify::new(),
-            told: Mutex::new(told),
-        }
-    }
-
+impl Waiter {
     pub(crate) fn due(&self) -> BootTime {
         self.told.lock().due
     }
@@ -70,10 +57,10 @@ impl Bell {
         (told.pushed > told.last).then_some(told.pushed)
     }
 
-    fn ring(&self, token: u64) {
+    fn wake(&self, token: u64) {
         let mut told = self.told.lock();
         told.pushed = told.pushed.max(token);
-        self.rung.notify_one();
+        self.woken.notify_one();
     }
 }
 
@@ -86,30 +73,40 @@ impl PushHub {
     pub(crate) fn named(channel: String) -> Self {
         Self {
             channel,
-            bells: Mutex::default(),
+            waiters: Mutex::default(),
             alarms: broadcast::channel(64).0,
         }
     }
 
-    /// The bell of a claim.
-    pub(crate) fn bell(&self, claim: ClaimId) -> Arc<Bell> {
-        let mut bells = self.bells.lock();
-        let bell = bells.entry(claim);
-        Arc::clone(bell.or_insert_with(|| Arc::new(Bell::new())))
+    /// The registration of a claim; a new one tells its claim to read at once.
+    pub(crate) fn waiter(&self, claim: ClaimId) -> Arc<Waiter> {
+        let mut waiters = self.waiters.lock();
+        let waiter = waiters.entry(claim).or_insert_with(|| {
+            let told = Told {
+                due: BootTime::PAST,
+                last: u64::MAX,
+                pushed: 0,
+            };
+            Arc::new(Waiter {
+                woken: Notify::new(),
+                told: Mutex::new(told),
+            })
+        });
+        Arc::clone(waiter)
     }
 
-    /// The bell of an entering claim; it is removed when this is dropped, unless it is kept.
+    /// Registers an entering claim; dropping this removes it again, unless the claim waits.
     pub(crate) fn enter(&self, claim: ClaimId) -> Entering<'_> {
         Entering {
             hub: self,
             claim,
-            bell: Some(self.bell(claim)),
+            waiter: Some(self.waiter(claim)),
         }
     }
 
-    /// Removes the bell of a claim that no longer waits.
+    /// Removes the registration of a claim that no longer waits.
     pub(crate) fn forget(&self, claim: ClaimId) {
-        self.bells.lock().remove(&claim);
+        self.waiters.lock().remove(&claim);
     }
 
     pub(crate) fn alarms(&self) -> broadcast::Receiver<Alarm> {
@@ -128,39 +125,39 @@ impl PushHub {
 
     /// Wakes a waiting claim: granted with `token`, or 0 if the notification has none.
     pub(crate) fn wake(&self, claim: ClaimId, token: u64) {
-        if let Some(bell) = self.bells.lock().get(&claim) {
-            bell.ring(token);
+        if let Some(waiter) = self.waiters.lock().get(&claim) {
+            waiter.wake(token);
         }
     }
 
     /// Wakes all waiters, because notifications may have been lost.
     pub(crate) fn wake_all(&self) {
-        self.bells
-            .lock()
+        let waiters = self.waiters.lock();
+        waiters
             .values()
-            .for_each(|bell| bell.rung.notify_one());
+            .for_each(|waiter| waiter.woken.notify_one());
     }
 }
 
-/// The bell of a claim that may have to wait.
+/// The registration of a claim that may have to wait.
 pub(crate) struct Entering<'a> {
     hub: &'a PushHub,
     claim: ClaimId,
-    bell: Option<Arc<Bell>>,
+    waiter: Option<Arc<Waiter>>,
 }
 
 impl Entering<'_> {
-    /// Keeps the bell, because the claim waits.
-    pub(crate) fn keep(mut self) -> Arc<Bell> {
-        self.bell
-            .take()
-            .unwrap_or_else(|| self.hub.bell(self.claim))
+    /// The claim waits, in a line whose last token was `last`; see [`Waiter::waits`].
+    pub(crate) fn waits(mut self, last: u64, due: BootTime) {
+        if let Some(waiter) = self.waiter.take() {
+            waiter.waits(last, due);
+        }
     }
 }
 
 impl Drop for Entering<'_> {
     fn drop(&mut self) {
-        if self.bell.is_some() {
+        if self.waiter.is_some() {
             self.hub.forget(self.claim);
         }
     }
@@ -171,20 +168,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_claim_that_waits_keeps_its_bell() {
+    fn only_a_claim_that_waits_stays_registered() {
         let hub = PushHub::new();
-        let bells = || hub.bells.lock().len();
+        let waiters = || hub.waiters.lock().len();
         let claim = ClaimId::random();
         for _ in 0..100 {
             let entering = hub.enter(ClaimId::random());
-            assert_eq!(bells(), 1, "a push must find it");
+            assert_eq!(waiters(), 1, "a push must find it");
             // The claim was busy, failed or was dropped.
             drop(entering);
-            assert_eq!(bells(), 0);
+            assert_eq!(waiters(), 0);
         }
-        hub.enter(claim).keep();
-        assert_eq!(bells(), 1);
+        hub.enter(claim).waits(7, BootTime::NEVER);
+        assert_eq!(waiters(), 1);
         hub.forget(claim);
-        assert_eq!(bells(), 0);
+        assert_eq!(waiters(), 0);
     }
 }

@@ -6,23 +6,25 @@
 //! for the claim's id and the time stamp of the write. A waiting claim has nothing in the store. It
 //! sleeps until a watch event, a local change, or the end of a holder's lease by our own clock.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Kubernetes;
 use super::client::Written;
-use super::lease::{Decision, Lease};
-use super::lines::{Line, Member, Snapshot, Stage, Waits};
+use super::lease::{Decision, Lease, Write, decide};
+use super::lines::{Line, Member, Snapshot, Stage, Turn, Waits};
 use super::notify;
 use super::release;
-use crate::core::claim::Claim;
+use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, ErrorKind, Outcome, Result, unreachable};
+use crate::core::engine::{Entered, Left, Place};
+use crate::core::error::{Error, Outcome, Result, unreachable};
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
+use crate::engines::kit::leave::leave_twice;
 
 /// How old a read may be that several waiters share, in nanoseconds.
 const SHARED_READ: u64 = 100_000_000;
@@ -39,32 +41,50 @@ enum Tried {
     Left,
 }
 
+impl Tried {
+    /// Others change the line all the time.
+    fn busy() -> Self {
+        Self::Behind(BootTime::now() + LOOK, false)
+    }
+}
+
 pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: &Arc<Claim>) -> Result<Entered> {
-    let line = engine.lines.get(&engine.keys.lease(&claim.name)?);
+    let line = engine.line(&claim.name)?;
     let members = &engine.members;
-    let known = members.settled(claim.id, engine.client.timeout).await;
+    let known = match members.get(claim.id) {
+        Some(_) => members.settled(claim.id, engine.client.timeout).await,
+        None => None,
+    };
     let Some(member) = members.join(claim) else {
         return Ok(Entered::Busy);
     };
+    let waits = member.state().waits;
     let mut tried = attempt(engine, &line, &member, BootTime::now()).await;
     // A holder that is overdue by its own record is observed until it has expired by our clock.
     // Otherwise a caller that never waits would find the line busy for ever.
     while let Ok(Tried::Behind(until, true)) = tried
         && !claim.queue
-        && !member.waits
+        && !waits
     {
         let look = until.min(BootTime::now() + LOOK);
         tokio::time::sleep_until(look.to_instant().into()).await;
         tried = attempt(engine, &line, &member, BootTime::now()).await;
     }
     match tried {
-        Ok(Tried::Held(sequence, armed)) => Ok(held(&member, sequence, armed)),
-        Ok(Tried::Behind(..)) if claim.queue || member.waits => {
-            members.change(claim.id, |member| member.waits = true);
+        Ok(Tried::Held(sequence, armed)) => Ok(Entered::In {
+            ticket: Ticket {
+                sequence,
+                ..Ticket::own(claim.name.clone(), claim.id)
+            },
+            armed,
+            place: Place::Held { sequence },
+        }),
+        Ok(Tried::Behind(..)) if claim.queue || waits => {
+            member.change(|state| state.waits = true);
             notify::listen(engine, &line);
             Ok(Entered::In {
                 ticket: member.ticket(),
-                armed: members.get(claim.id).unwrap_or(member).armed,
+                armed: member.state().armed,
                 place: Place::Waiting,
             })
         }
@@ -82,223 +102,211 @@ pub(super) async fn enter(engine: &Arc<Kubernetes>, claim: &Arc<Claim>) -> Resul
     }
 }
 
-fn held(member: &Member, sequence: u64, armed: LeaseStart) -> Entered {
-    Entered::In {
-        ticket: Ticket {
-            sequence,
-            ..member.ticket()
-        },
-        armed,
-        place: Place::Held { sequence },
-    }
-}
-
 /// The time limit for one write of this claim: well below its lease.
 fn patience(engine: &Kubernetes, claim: &Claim) -> Duration {
     engine.client.timeout.min(claim.ttl / 3)
 }
 
-/// Tries to take the place. A snapshot that shows other holders is believed only if its read was
-/// sent at `since` or later. A snapshot that allows the write needs no such check, because the
-/// write is conditional.
+/// Tries to take the place. What was seen of other holders is believed only if its read was sent at
+/// `since` or later. What allows the write needs no such check, because the write is conditional.
 async fn attempt(
     engine: &Arc<Kubernetes>,
     line: &Arc<Line>,
-    member: &Member,
+    member: &Arc<Member>,
     since: BootTime,
 ) -> Result<Tried> {
-    let (claim, client) = (&member.claim, &engine.client);
-    // A waiting claim has time and tries again later; any other claim needs an answer now.
-    let mut retry = if claim.queue {
-        Retry::times(3)
-    } else {
-        Retry::until(BootTime::now() + client.timeout)
-    };
-    let mut turn = None;
-    let fresh = line.known(since);
-    let mut believed = fresh.is_some();
-    let mut snapshot = match fresh.or_else(|| line.known(BootTime::PAST)) {
-        Some(known) => known,
-        None => read(engine, line, "enter", since).await?,
+    let mut attempt = Attempt {
+        engine,
+        line,
+        member,
+        since,
+        // A waiting claim has time and tries again later; any other claim needs an answer now.
+        retry: if member.claim.queue {
+            Retry::times(3)
+        } else {
+            Retry::until(BootTime::now() + engine.client.timeout)
+        },
+        turn: line.free_turn().map(Some),
     };
     loop {
-        if let Some(other) = snapshot.as_ref().and_then(|lease| lease.name())
-            && other != claim.name.as_str()
-            && !engine.keys.is_bare()
-        {
-            let message = "the Lease of this name belongs to another name; use another name";
-            return Err(Error::new(ErrorKind::InvalidName, "enter", message));
-        }
-        let (stamp, server) = (client.stamp(), client.clock.now());
-        let decision = line.decide(&snapshot, claim, member.waits, &stamp, server);
-        let refuses = matches!(&decision, Ok(Decision::Behind { .. }) | Err(_));
-        if refuses && !believed {
-            snapshot = read(engine, line, "enter", since).await?;
-            believed = true;
-            continue;
-        }
-        let decision = decision?;
-        if let Decision::Behind { until, overdue } = decision {
-            return Ok(Tried::Behind(until, overdue));
-        }
-        if turn.is_none() {
-            // Other claims of this process may be writing, so the decision is made again
-            // afterwards.
-            turn = Some(line.turn(client.timeout).await);
-            if let Some(known) = line.known(BootTime::PAST) {
-                snapshot = known;
-            }
-            continue;
-        }
-        let mine = matches!(decision, Decision::Mine(_));
-        let refused = match decision {
-            Decision::Create => {
-                let lease = Lease::free(&line.key, claim.name.as_str(), &stamp);
-                let sent = BootTime::now();
-                match client
-                    .create("enter", &lease, patience(engine, claim))
-                    .await
-                {
-                    Ok(Written::Done(lease)) => {
-                        snapshot = line.wrote(*lease, &stamp, sent);
-                        continue;
-                    }
-                    Ok(Written::Refused) => true,
-                    // A superfluous free Lease blocks nobody.
-                    Err(error) => return Err(error.not_applied()),
-                }
-            }
-            Decision::Mine(entry) if entry.evicted => {
-                let known = engine.members.get(claim.id);
-                let armed = known.as_ref().unwrap_or(member).armed;
-                return Ok(Tried::Held(entry.token, armed));
-            }
-            // Renewed, so that the start of its lease is known.
-            Decision::Mine(entry) => {
-                let Some(lease) = &snapshot else { continue };
-                let renewed = lease.changed(&stamp, |holders, _| {
-                    let own = holders.iter_mut().filter(|entry| entry.is(claim.id));
-                    own.for_each(|entry| entry.renewed.clone_from(&stamp));
-                });
-                match take(engine, line, member, renewed, entry.token, stamp).await? {
-                    Some(tried) => return Ok(tried),
-                    None => true,
-                }
-            }
-            Decision::Take(lease, sequence) => {
-                match take(engine, line, member, *lease, sequence, stamp).await? {
-                    Some(tried) => return Ok(tried),
-                    None => true,
-                }
-            }
-            Decision::Behind { .. } => false,
+        let write = match attempt.choose().await? {
+            ControlFlow::Break(tried) => return Ok(tried),
+            ControlFlow::Continue(write) => write,
         };
-        if refused && !retry.again().await {
-            if mine {
+        {
+            let mut state = member.state.lock();
+            if state.left {
+                return Ok(Tried::Left);
+            }
+            (state.stage, state.doubt) = (Stage::Writing, Some(write.lease.condition()));
+        }
+        let again = write.again;
+        let (engine, line, member) = (Arc::clone(engine), Arc::clone(line), Arc::clone(member));
+        // Completed even if the caller is dropped, so that a later leave knows its outcome.
+        let tried = finish(async move {
+            let (claim, sent) = (&member.claim, BootTime::now());
+            let within = patience(&engine, claim);
+            let written = match engine.client.replace("enter", &write.lease, within).await {
+                Ok(Written::Done(now)) => {
+                    line.wrote(*now, &write.stamp, sent);
+                    Ok(true)
+                }
+                Ok(Written::Refused) => Ok(false),
+                Err(error) if error.outcome() == Outcome::NotApplied => Err(error),
+                Err(error) => find_out(&engine, &line, claim, &write, sent, error).await,
+            };
+            let unknown =
+                matches!(&written, Err(error) if error.outcome() == Outcome::MaybeApplied);
+            let (ttl, token) = (claim.ttl, write.token);
+            let armed = LeaseStart { sent, ttl };
+            let left = {
+                let mut state = member.state.lock();
+                if let Ok(true) = written {
+                    (state.stage, state.armed) = (Stage::Held(token), armed);
+                } else {
+                    state.stage = Stage::Waiting;
+                }
+                if !unknown {
+                    state.doubt = None;
+                }
+                state.left
+            };
+            member.changed.notify_waiters();
+            if !written? {
+                return Ok(None);
+            }
+            if left {
+                // By a caller that could not wait for the write.
+                let ticket = Ticket {
+                    sequence: token,
+                    ..Ticket::own(claim.name.clone(), claim.id)
+                };
+                leave_twice(async || {
+                    let left = release::take_out(&engine, &line, &ticket, None).await?;
+                    Ok(Left::of(left))
+                })
+                .await?;
+                return Ok(Some(Tried::Left));
+            }
+            Ok::<_, Error>(Some(Tried::Held(token, armed)))
+        });
+        if let Some(tried) = tried.await? {
+            return Ok(tried);
+        }
+        if !attempt.again().await? {
+            if again {
                 let message = "others change this line faster than it can be read; try again";
                 return Err(unreachable("enter", message).maybe_applied());
             }
-            return Ok(Tried::Behind(BootTime::now() + LOOK, false));
+            return Ok(Tried::busy());
         }
-        snapshot = read(engine, line, "enter", BootTime::now()).await?;
     }
 }
 
-/// Sends the write that takes a place; `None` when it was refused. It is completed even if the
-/// caller is dropped, so that a later leave knows its outcome.
-async fn take(
-    engine: &Arc<Kubernetes>,
-    line: &Arc<Line>,
-    member: &Member,
-    lease: Lease,
-    sequence: u64,
-    stamp: String,
-) -> Result<Option<Tried>> {
-    let claim = Arc::clone(&member.claim);
-    let doubt = (
-        lease.metadata.uid.clone(),
-        lease.metadata.resource_version.clone(),
-    );
-    let begun = engine.members.change(claim.id, |member| {
-        member.stage = Stage::Writing;
-        member.doubt = Some(doubt);
-    });
-    if !begun {
-        return Ok(Some(Tried::Left));
-    }
-    let (engine, line) = (Arc::clone(engine), Arc::clone(line));
-    finish(async move {
-        let sent = BootTime::now();
-        let written = write(&engine, &line, &claim, &lease, sequence, &stamp, sent).await;
-        let armed = LeaseStart {
-            sent,
-            ttl: claim.ttl,
-        };
-        let stage = match &written {
-            Ok(true) => Stage::Held(sequence),
-            Ok(false) | Err(_) => Stage::Waiting,
-        };
-        let unknown = matches!(&written, Err(error) if error.outcome() == Outcome::MaybeApplied);
-        let settled = engine.members.change(claim.id, |member| {
-            member.stage = stage;
-            if let Stage::Held(_) = stage {
-                member.armed = armed;
-            }
-            if !unknown {
-                member.doubt = None;
-            }
-        });
-        match written {
-            Ok(true) if settled => Ok(Some(Tried::Held(sequence, armed))),
-            Ok(true) => {
-                // It was left while the write was in flight, by a caller that could not wait for
-                // it.
-                let ticket = Ticket::own(claim.name.clone(), claim.id);
-                release::leave(&engine, &ticket).await?;
-                Ok(Some(Tried::Left))
-            }
-            Ok(false) => Ok(None),
-            Err(error) => Err(error),
-        }
-    })
-    .await
+/// One attempt of a claim to take its place.
+struct Attempt<'a> {
+    engine: &'a Kubernetes,
+    line: &'a Line,
+    member: &'a Member,
+    since: BootTime,
+    retry: Retry,
+    /// The turn to write; `Some(None)` when another writer does not end.
+    turn: Option<Option<Turn>>,
 }
 
-/// Whether an acquiring write was applied, by its reply or else by a read.
-async fn write(
+impl Attempt<'_> {
+    /// The write to send, or the result without one.
+    async fn choose(&mut self) -> Result<ControlFlow<Tried, Box<Write>>> {
+        let (claim, client) = (&self.member.claim, &self.engine.client);
+        let (waits, bare) = (self.member.state().waits, self.engine.keys.is_bare());
+        loop {
+            let (decision, asked) = {
+                let seen = self.line.seen.lock();
+                (decide(&seen, claim, waits, bare, &client.clock), seen.asked)
+            };
+            let is_old = match decision {
+                Ok(Decision::Behind { .. }) | Err(_) => asked < Some(self.since),
+                Ok(_) => asked.is_none(),
+            };
+            if is_old {
+                // Others may write meanwhile.
+                self.turn = None;
+                read(self.engine, self.line, "enter", self.since).await?;
+                continue;
+            }
+            match decision? {
+                Decision::Behind { until, overdue } => {
+                    return Ok(ControlFlow::Break(Tried::Behind(until, overdue)));
+                }
+                // Other claims of this process may be writing, so the decision is made again
+                // afterwards.
+                _ if self.turn.is_none() => {
+                    self.turn = Some(self.line.turn(client.timeout).await);
+                }
+                Decision::Create => {
+                    if !self.create().await? && !self.again().await? {
+                        return Ok(ControlFlow::Break(Tried::busy()));
+                    }
+                }
+                Decision::Evicted(token) => {
+                    let armed = self.member.state().armed;
+                    return Ok(ControlFlow::Break(Tried::Held(token, armed)));
+                }
+                Decision::Write(write) => return Ok(ControlFlow::Continue(write)),
+            }
+        }
+    }
+
+    /// Creates the Lease, free; `false` when somebody else did.
+    async fn create(&self) -> Result<bool> {
+        let (claim, client) = (&self.member.claim, &self.engine.client);
+        let (stamp, sent) = (client.clock.stamp(), BootTime::now());
+        let lease = Lease::free(&self.line.key, claim.name.as_str(), &stamp);
+        let within = patience(self.engine, claim);
+        match client.create("enter", &lease, within).await {
+            Ok(Written::Done(lease)) => {
+                self.line.wrote(*lease, &stamp, sent);
+                Ok(true)
+            }
+            Ok(Written::Refused) => Ok(false),
+            // A superfluous free Lease blocks nobody.
+            Err(error) => Err(error.not_applied()),
+        }
+    }
+
+    /// After a refused write: reads the line again; `false` when no retry is left.
+    async fn again(&mut self) -> Result<bool> {
+        let again = self.retry.again().await;
+        if again {
+            read(self.engine, self.line, "enter", BootTime::now()).await?;
+        }
+        Ok(again)
+    }
+}
+
+/// Whether a write of unknown outcome was applied, by a read.
+async fn find_out(
     engine: &Kubernetes,
     line: &Line,
     claim: &Claim,
-    lease: &Lease,
-    sequence: u64,
-    stamp: &str,
+    write: &Write,
     sent: BootTime,
+    error: Error,
 ) -> Result<bool> {
-    let within = patience(engine, claim);
-    let error = match engine.client.replace("enter", lease, within).await {
-        Ok(Written::Done(lease)) => {
-            line.wrote(*lease, stamp, sent);
-            return Ok(true);
-        }
-        Ok(Written::Refused) => return Ok(false),
-        Err(error) if error.outcome() == Outcome::NotApplied => return Err(error),
-        Err(error) => error,
-    };
-    let asked = BootTime::now();
+    let (asked, within) = (BootTime::now(), patience(engine, claim));
     let Ok(now) = engine.client.read("enter", &line.key, within).await else {
         return Err(error);
     };
-    let entry = now.as_ref().and_then(|now| now.entry(claim.id, sequence));
+    let entry = now
+        .as_ref()
+        .and_then(|now| now.entry(claim.id, write.token));
     match (now, entry) {
-        (Some(now), Some(entry)) if entry.renewed == stamp => {
-            line.wrote(now, stamp, sent);
+        (Some(now), Some(entry)) if entry.renewed == write.stamp => {
+            line.wrote(now, &write.stamp, sent);
             Ok(true)
         }
         // The resourceVersion that it is conditional on is gone, so it can't be applied any more.
-        (Some(now), None)
-            if (&now.metadata.uid, &now.metadata.resource_version)
-                != (&lease.metadata.uid, &lease.metadata.resource_version) =>
-        {
+        (Some(now), None) if now.condition() != write.lease.condition() => {
             line.saw(Some(now), asked);
             Ok(false)
         }
@@ -331,7 +339,7 @@ pub(super) async fn wait(
     ticket: &Ticket,
     until: BootTime,
 ) -> Result<Place> {
-    let line = engine.lines.get(&engine.keys.lease(&ticket.name)?);
+    let line = engine.line(&ticket.name)?;
     let (members, claim) = (&engine.members, ticket.claim);
     let _waits = Waits::on(&line);
     let mut look = look_by(until);
@@ -339,8 +347,9 @@ pub(super) async fn wait(
         let Some(member) = members.settled(claim, engine.client.timeout).await else {
             return Ok(Place::Gone);
         };
-        if let Stage::Held(sequence) = member.stage {
-            return stands(engine, &line, &member, sequence).await;
+        let state = member.state();
+        if let Stage::Held(sequence) = state.stage {
+            return stands(engine, &line, claim, sequence).await;
         }
         if member.has_ended() {
             members.forget(claim);
@@ -365,20 +374,26 @@ pub(super) async fn wait(
             return Ok(Place::Waiting);
         }
         notify::listen(engine, &line);
-        let ends = member.armed.sent + member.armed.ttl;
+        let ends = state.armed.sent + state.armed.ttl;
         let wake = look.min(retry_at).min(ends).to_instant();
+        let mut own = std::pin::pin!(member.changed.notified());
+        own.as_mut().enable();
+        // It may have left during the attempt, whose own notifications must not wake it.
+        if member.state().left {
+            return Ok(Place::Gone);
+        }
         tokio::select! {
             () = &mut changed => {}
-            () = members.changed(claim) => {}
+            () = &mut own => {}
             () = tokio::time::sleep_until(wake.into()) => {}
         }
     }
 }
 
 /// Whether a hold is still in force.
-async fn stands(engine: &Kubernetes, line: &Line, member: &Member, sequence: u64) -> Result<Place> {
+async fn stands(engine: &Kubernetes, line: &Line, claim: ClaimId, sequence: u64) -> Result<Place> {
     let now = read(engine, line, "wait", BootTime::now()).await?;
-    let entry = now.and_then(|lease| lease.entry(member.claim.id, sequence));
+    let entry = now.and_then(|lease| lease.entry(claim, sequence));
     Ok(match entry {
         Some(_) => Place::Held { sequence },
         None => Place::Gone,

@@ -44,7 +44,7 @@ impl Inner {
         if let Some(lease) = self.client.read("baseline", key, timeout).await? {
             return Ok(lease);
         }
-        let free = Lease::free(key, key, &self.client.stamp());
+        let free = Lease::free(key, key, &self.client.clock.stamp());
         match self.client.create("baseline", &free, timeout).await? {
             Written::Done(lease) => Ok(*lease),
             Written::Refused => Err(in_use()),

@@ -6,8 +6,7 @@
 //! other outcome the caller finds out by a read.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
@@ -18,7 +17,7 @@ use serde_json::json;
 use super::credentials::{Credential, Credentials};
 use super::error::{broken, not_kubernetes, refused};
 use super::kubeconfig::Target;
-use super::lease::{API, Lease, wall_clock};
+use super::lease::{API, Clock, Lease, micros};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Result, config_error, no_connection, unreachable};
 use crate::engines::kit::{Host, Link, PerRuntime, http_client, timed};
@@ -28,40 +27,6 @@ const PAGE: usize = 500;
 
 /// The pause after a 429 without Retry-After.
 const THROTTLED: Duration = Duration::from_secs(1);
-
-/// The server's clock, as the `Date` of its replies shows it. It is accurate to a second, and never
-/// decides whether a lease has expired.
-#[derive(Default)]
-pub(super) struct Clock {
-    /// How far it is ahead of ours, in microseconds; 0 when the difference is below the accuracy.
-    ahead: AtomicI64,
-}
-
-impl Clock {
-    fn tell(&self, headers: &HeaderMap) {
-        let date = headers.get(DATE).and_then(|date| date.to_str().ok());
-        let Some(date) = date.and_then(|date| httpdate::parse_http_date(date).ok()) else {
-            return;
-        };
-        let since = date.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let Ok(date) = i64::try_from(since.as_micros()) else {
-            return;
-        };
-        // The date is as of the reply, truncated to the second; half a second is added as the mean.
-        let ahead = date + 500_000 - wall_clock();
-        let shown = if ahead.abs() > 2_000_000 { ahead } else { 0 };
-        self.ahead.store(shown, Ordering::Relaxed);
-    }
-
-    pub(super) fn ahead(&self) -> i64 {
-        self.ahead.load(Ordering::Relaxed)
-    }
-
-    /// The server's time, in microseconds of Unix time.
-    pub(super) fn now(&self) -> i64 {
-        wall_clock() + self.ahead()
-    }
-}
 
 /// An HTTP client, and the server that it talks to.
 #[derive(Clone)]
@@ -75,7 +40,7 @@ struct Connection {
 pub(super) struct Client {
     connections: PerRuntime<Connection>,
     credentials: Arc<Credentials>,
-    pub(super) clock: Arc<Clock>,
+    pub(super) clock: Clock,
     namespace: String,
     /// The path of the namespace's Leases.
     leases: String,
@@ -146,19 +111,15 @@ impl Client {
         connect_timeout: Duration,
     ) -> Self {
         let credentials = Credentials::new(target.source.clone());
-        let clock = Arc::new(Clock::default());
         let server = target.server.clone();
         let (target, asks) = (Arc::new(target), Arc::clone(&credentials));
-        let watches = Arc::clone(&clock);
         let connections = PerRuntime::new(connect_timeout, move || {
             let (target, asks) = (Arc::clone(&target), Arc::clone(&asks));
-            let clock = Arc::clone(&watches);
             Box::pin(async move {
                 let mut credential = asks.get().await?;
                 loop {
                     let connection = target.connection(credential).await?;
-                    let (server, http) = (&target.server, &connection);
-                    match greet(server, http, &clock).await? {
+                    match greet(&target.server, &connection).await? {
                         StatusCode::UNAUTHORIZED => {}
                         _ => return Ok(connection),
                     }
@@ -171,7 +132,7 @@ impl Client {
         Self {
             connections: connections.to(&server),
             credentials,
-            clock,
+            clock: Clock::default(),
             leases: format!("/apis/{API}/namespaces/{namespace}/leases"),
             namespace,
             server,
@@ -201,21 +162,6 @@ impl Client {
         self.connections.close();
     }
 
-    /// A time stamp for a record, by the server's clock; different at every call.
-    pub(super) fn stamp(&self) -> String {
-        static LAST: AtomicI64 = AtomicI64::new(0);
-        let now = self.clock.now();
-        let last = LAST.fetch_max(now, Ordering::Relaxed);
-        // Two equal stamps would be no change. After the clock was set back, the stamp is still a
-        // different one.
-        let stamp = if last == now {
-            LAST.fetch_add(1, Ordering::Relaxed) + 1
-        } else {
-            now
-        };
-        super::lease::micro_time(stamp)
-    }
-
     /// Sends one request, with the time limit `within`.
     pub(super) async fn send(
         &self,
@@ -228,38 +174,30 @@ impl Client {
         let until = BootTime::now() + within;
         let mut tries = 2;
         loop {
-            let link = self.link(operation, until).await?;
-            let request = self.request(&link, &method, path, body);
-            let reply = async {
-                let (credential, request) = request.await?;
-                let response = request.send().await.map_err(|error| (&self.server, error));
-                let answered = async {
-                    let response = response?;
-                    let (status, headers) = (response.status(), response.headers().clone());
-                    let body = response
-                        .bytes()
-                        .await
-                        .map_err(|error| (&self.server, error))?;
-                    Ok((status, headers, body.to_vec()))
-                };
-                Ok((credential, answered.await))
-            };
-            let (credential, answer) = match timed(operation, until.remaining(), reply).await {
-                Ok(sent) => sent.map_err(|error: Error| error)?,
+            let prepared = self.prepare(operation, &method, path, body, until).await;
+            let (link, credential, request) = prepared?;
+            let answer = timed(operation, until.remaining(), async {
+                let response = request.send().await?;
+                let (status, headers) = (response.status(), response.headers().clone());
+                Ok((status, headers, response.bytes().await?.to_vec()))
+            });
+            let (status, headers, body) = match answer.await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(error)) => {
+                    self.connections.broken(&link).await;
+                    return Err(broken(operation, &self.server, &error));
+                }
                 Err(late) => {
                     self.connections.unanswered(operation, &link).await;
                     return Err(late);
                 }
             };
-            let (status, headers, body) = match answer {
-                Ok(answer) => answer,
-                Err((server, error)) => {
-                    self.connections.broken(&link).await;
-                    return Err(broken(operation, server, &error));
-                }
-            };
             self.connections.answered(&link);
-            self.clock.tell(&headers);
+            let date = headers.get(DATE).and_then(|date| date.to_str().ok());
+            let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
+            if let Some(date) = date.and_then(micros) {
+                self.clock.tell(date);
+            }
             match status {
                 StatusCode::OK
                 | StatusCode::CREATED
@@ -287,39 +225,42 @@ impl Client {
         }
     }
 
-    /// This runtime's connection, with the current certificate.
-    async fn link(&self, operation: &'static str, until: BootTime) -> Result<Link<Connection>> {
-        loop {
-            let link = timed(operation, until.remaining(), self.connections.get());
-            let link = link.await.map_err(Error::not_applied)??;
-            let now = timed(operation, until.remaining(), self.credentials.get());
-            let now = now.await.map_err(Error::not_applied)??;
-            if now.identity == link.connection.credential.identity {
-                return Ok(link);
-            }
-            self.connections.broken(&link).await;
-        }
-    }
-
-    async fn request(
+    /// A request with the current credential, on this runtime's connection with the current
+    /// certificate.
+    async fn prepare(
         &self,
-        link: &Link<Connection>,
+        operation: &'static str,
         method: &Method,
         path: &str,
         body: &[u8],
-    ) -> Result<(Arc<Credential>, reqwest::RequestBuilder)> {
-        let Connection { http, base, .. } = &link.connection;
-        let credential = self.credentials.get().await?;
-        let request = http.request(method.clone(), format!("{base}{path}"));
-        let mut request = request.header(ACCEPT, "application/json");
-        if let Some(token) = &credential.token {
-            request = request.bearer_auth(token);
+        until: BootTime,
+    ) -> Result<(Link<Connection>, Arc<Credential>, reqwest::RequestBuilder)> {
+        loop {
+            let credential = match self.credentials.fresh() {
+                Some(fresh) => fresh,
+                None => {
+                    let other = timed(operation, until.remaining(), self.credentials.get());
+                    other.await.map_err(Error::not_applied)??
+                }
+            };
+            let link = timed(operation, until.remaining(), self.connections.get());
+            let link = link.await.map_err(Error::not_applied)??;
+            let Connection { http, base, .. } = &link.connection;
+            if link.connection.credential.identity != credential.identity {
+                self.connections.broken(&link).await;
+                continue;
+            }
+            let request = http.request(method.clone(), format!("{base}{path}"));
+            let mut request = request.header(ACCEPT, "application/json");
+            if let Some(token) = &credential.token {
+                request = request.bearer_auth(token);
+            }
+            if !body.is_empty() {
+                let body = body.to_vec();
+                request = request.header(CONTENT_TYPE, "application/json").body(body);
+            }
+            return Ok((link, credential, request));
         }
-        if !body.is_empty() {
-            let body = body.to_vec();
-            request = request.header(CONTENT_TYPE, "application/json").body(body);
-        }
-        Ok((credential, request))
     }
 
     /// Reads a Lease, never from the server's cache.
@@ -445,8 +386,8 @@ impl Client {
             self.leases,
             lasts.as_secs().max(1),
         );
-        let link = self.link("watch", until).await?;
-        let (_, request) = self.request(&link, &Method::GET, &path, b"").await?;
+        let prepared = self.prepare("watch", &Method::GET, &path, b"", until).await;
+        let (link, _, request) = prepared?;
         let answer = timed("watch", until.remaining(), request.send()).await;
         let response = match answer.map_err(Error::not_applied)? {
             Ok(response) => response,
@@ -455,7 +396,6 @@ impl Client {
                 return Err(broken("watch", &self.server, &error).not_applied());
             }
         };
-        self.clock.tell(response.headers());
         match response.status() {
             StatusCode::OK => Ok(response),
             status => Err(refused("watch", status, b"", &self.namespace).not_applied()),
@@ -510,7 +450,7 @@ impl Client {
 }
 
 /// Asks whether a server is there. It checks our identity, but not our rights.
-async fn greet(server: &str, connection: &Connection, clock: &Clock) -> Result<StatusCode> {
+async fn greet(server: &str, connection: &Connection) -> Result<StatusCode> {
     let Connection {
         http,
         base,
@@ -522,7 +462,6 @@ async fn greet(server: &str, connection: &Connection, clock: &Clock) -> Result<S
     }
     let response = request.send().await;
     let response = response.map_err(|error| broken("connect", server, &error).not_applied())?;
-    clock.tell(response.headers());
     match response.status() {
         status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
             let message = format!("the API server answers with status {}", status.as_u16());
@@ -534,8 +473,9 @@ async fn greet(server: &str, connection: &Connection, clock: &Clock) -> Result<S
 }
 
 fn written(operation: &'static str, reply: &Reply) -> Result<Written> {
-    let lease = parse(operation, &reply.body).map_err(Error::maybe_applied)?;
-    Ok(Written::Done(Box::new(lease)))
+    parse(operation, &reply.body)
+        .map(|lease| Written::Done(Box::new(lease)))
+        .map_err(Error::maybe_applied)
 }
 
 fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Result<T> {

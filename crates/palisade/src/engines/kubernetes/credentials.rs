@@ -49,6 +49,7 @@ pub(super) struct Credential {
 
 pub(super) struct Credentials {
     source: Source,
+    /// The last one, and when to look for another.
     current: Mutex<Option<(Arc<Credential>, BootTime)>>,
     refreshing: AsyncMutex<()>,
 }
@@ -62,34 +63,41 @@ impl Credentials {
         })
     }
 
+    /// The last credential, unless it is time to look for another.
+    pub(super) fn fresh(&self) -> Option<Arc<Credential>> {
+        self.current
+            .lock()
+            .as_ref()
+            .filter(|(_, until)| !until.has_passed())
+            .map(|(known, _)| Arc::clone(known))
+    }
+
     /// The credential for a request now.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when there is none and the file or plugin gives none.
     pub(super) async fn get(self: &Arc<Self>) -> Result<Arc<Credential>> {
+        if let Some(fresh) = self.fresh() {
+            return Ok(fresh);
+        }
         let known = self.current.lock().clone();
-        let Some((known, since)) = known else {
+        let Some((known, _)) = known else {
             return self.refreshed(None).await;
         };
-        let now = wall_clock();
-        let left = known.expires.map(|expires| expires - now);
-        if left.is_some_and(|left| left <= 0) {
-            return self.refreshed(Some(known)).await;
-        }
-        let age = BootTime::now().saturating_since(since);
+        let ended = known.expires.is_some_and(|end| end <= wall_clock());
         match &self.source {
-            // The old token is better than none: the kubelet may be replacing the file right now.
-            Source::File(_) if age >= REREAD => {
-                let refreshed = self.refreshed(Some(Arc::clone(&known))).await;
-                Ok(refreshed.unwrap_or(known))
-            }
-            Source::Exec(_) if left.is_some_and(|left| left < EARLY) => {
+            _ if ended => self.refreshed(Some(known)).await,
+            Source::Exec(_) => {
                 drop(tokio::spawn(
                     Arc::clone(self).refresh(Some(Arc::clone(&known))),
                 ));
                 Ok(known)
             }
-            _ => Ok(known),
+            // The old token is better than none: the kubelet may be replacing the file right now.
+            _ => {
+                let refreshed = self.refreshed(Some(Arc::clone(&known))).await;
+                Ok(refreshed.unwrap_or(known))
+            }
         }
     }
 
@@ -135,8 +143,16 @@ impl Credentials {
             }
             Source::Exec(exec) => run(exec).await?,
         };
+        let fresh = match (&self.source, new.expires) {
+            (Source::File(_), _) => asked + REREAD,
+            (_, Some(expires)) => {
+                let left = expires - EARLY - wall_clock();
+                BootTime::now() + Duration::from_micros(left.try_into().unwrap_or(0))
+            }
+            (_, None) => BootTime::NEVER,
+        };
         let new = Arc::new(new);
-        *self.current.lock() = Some((Arc::clone(&new), asked));
+        *self.current.lock() = Some((Arc::clone(&new), fresh));
         Ok(new)
     }
 }

@@ -12,6 +12,7 @@ use super::release;
 use crate::core::claim::Ask;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::{clock_off, plain_text};
 
@@ -19,18 +20,19 @@ pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<Lin
     let (keys, client) = (&engine.keys, &engine.client);
     match scope {
         Scope::Line(name) => {
-            let line = engine.lines.get(&keys.lease(name)?);
+            let line = engine.line(name)?;
             let asked = BootTime::now();
             let lease = client.read("survey", &line.key, client.timeout).await?;
             let lease = line.saw(lease, asked);
-            let report = lease.and_then(|lease| report(engine, name.as_str(), &lease));
+            let report = lease.and_then(|lease| report(engine, name, &lease));
             Ok(report.into_iter().collect())
         }
         Scope::Prefix(_) => {
             let leases = client.list("survey").await?;
             let mut reports = Vec::new();
             for lease in &leases {
-                let Some(name) = keys.name(&lease.metadata.name, lease.name()) else {
+                let name = keys.name(&lease.metadata.name, lease.name());
+                let Some(name) = name.and_then(|name| Name::new(name).ok()) else {
                     continue;
                 };
                 // With `namespace=`, Leases without records of palisade belong to others.
@@ -42,7 +44,7 @@ pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<Lin
                         .any(|holder| holder.entry.is_some())
                 };
                 let ours = !keys.is_bare() || lease.name().is_some() || records();
-                if ours && scope.includes(&name) {
+                if ours && scope.includes(name.as_str()) {
                     reports.extend(report(engine, &name, lease));
                 }
             }
@@ -61,8 +63,8 @@ pub(super) async fn sweep(engine: &Kubernetes) {
 }
 
 /// The report of one line; `None` when nobody holds.
-fn report(engine: &Kubernetes, name: &str, lease: &Lease) -> Option<LineReport> {
-    let line = engine.lines.get(&lease.metadata.name);
+fn report(engine: &Kubernetes, name: &Name, lease: &Lease) -> Option<LineReport> {
+    let line = engine.line(name).ok()?;
     let server = engine.client.clock.now();
     let view = lease.view();
     let ask = match view.capacity {
@@ -92,7 +94,7 @@ fn report(engine: &Kubernetes, name: &str, lease: &Lease) -> Option<LineReport> 
     let mut holders: Vec<ClaimReport> = living.map(show).collect();
     holders.sort_by_key(|holder| holder.sequence);
     (!holders.is_empty()).then(|| LineReport {
-        name: name.to_owned(),
+        name: name.to_string(),
         capacity: view.capacity,
         holders,
         waiters: Vec::new(),

@@ -9,12 +9,14 @@
 //! Nothing here sends requests. A write sends back the object that was read, with changes, so that
 //! what others keep in it is preserved.
 
-use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, UNIX_EPOCH};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::lines::Seen;
 use crate::core::claim::{Ask, Claim, ClaimId};
 use crate::core::clock::{BootTime, unix_time};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -124,7 +126,7 @@ impl Entry {
 pub(super) struct Holder {
     /// The claim, or the identity of another tool.
     pub(super) id: String,
-    stamp: String,
+    pub(super) stamp: String,
     pub(super) ttl: Duration,
     /// When it renewed, by its own clock; microseconds of Unix time.
     renewed: Option<i64>,
@@ -170,8 +172,9 @@ impl Lease {
     }
 
     fn note(&mut self, annotation: &str, text: &str) {
-        let annotations = &mut self.metadata.annotations;
-        annotations.insert(annotation.to_owned(), text.to_owned());
+        self.metadata
+            .annotations
+            .insert(annotation.to_owned(), text.to_owned());
     }
 
     /// The name of its line.
@@ -190,21 +193,32 @@ impl Lease {
         })
     }
 
+    /// What a write of it is conditional on: its uid and its resourceVersion.
+    pub(super) fn condition(&self) -> (String, String) {
+        (
+            self.metadata.uid.clone(),
+            self.metadata.resource_version.clone(),
+        )
+    }
+
     pub(super) fn is_being_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
     fn holder(&self) -> Option<&str> {
-        let holder = self.spec.holder_identity.as_deref();
-        holder.filter(|holder| !holder.is_empty())
+        self.spec
+            .holder_identity
+            .as_deref()
+            .filter(|holder| !holder.is_empty())
     }
 
     /// Our annotation, if it is about the current holder.
     fn holders(&self) -> Option<Holders> {
-        let text = self.metadata.annotations.get(HOLDERS)?;
-        let holders: Holders = serde_json::from_str(text).ok()?;
-        (Some(holders.id.as_str()) == self.holder() && !holders.holders.is_empty())
-            .then_some(holders)
+        serde_json::from_str(self.metadata.annotations.get(HOLDERS)?)
+            .ok()
+            .filter(|holders: &Holders| {
+                Some(holders.id.as_str()) == self.holder() && !holders.holders.is_empty()
+            })
     }
 
     /// The current holders.
@@ -266,6 +280,14 @@ impl Lease {
             lease.write(&holders, stamp);
         }
         lease
+    }
+
+    /// The same Lease after these holders have renewed.
+    pub(super) fn renewed(&self, stamp: &str, renews: impl Fn(&Entry) -> bool) -> Self {
+        self.changed(stamp, |holders, _| {
+            let renewed = holders.iter_mut().filter(|entry| renews(entry));
+            renewed.for_each(|entry| stamp.clone_into(&mut entry.renewed));
+        })
     }
 
     /// The same Lease with changed holders, none of which is renewed.
@@ -379,52 +401,15 @@ impl Lease {
 /// The API group and version of Leases.
 pub(super) const API: &str = "coordination.k8s.io/v1";
 
-/// The last stamp of each holder of a line, and when it was first seen by our own clock.
-#[derive(Debug, Default)]
-pub(super) struct Seen(HashMap<String, (String, BootTime)>);
-
-impl Seen {
-    /// Records what a Lease shows. `at` is after the reply, so the holder's own lease began no
-    /// later. `own` is a stamp that we wrote, and when that was sent.
-    pub(super) fn look(
-        &mut self,
-        lease: Option<&Lease>,
-        at: BootTime,
-        own: Option<(&str, BootTime)>,
-    ) {
-        let view = lease.map(Lease::view).unwrap_or_default();
-        let mut seen = HashMap::new();
-        for holder in view.holders {
-            let known = self.0.remove(&holder.id);
-            let known = known.filter(|(stamp, _)| *stamp == holder.stamp);
-            let first = match (known, own) {
-                (Some((_, first)), _) => first,
-                (None, Some((stamp, sent))) if holder.stamp == stamp => sent,
-                (None, _) => at,
-            };
-            seen.insert(holder.id, (holder.stamp, first));
-        }
-        self.0 = seen;
-    }
-
-    /// When a holder's lease ends if it is not renewed.
-    pub(super) fn ends(&self, holder: &Holder) -> BootTime {
-        match self.0.get(&holder.id) {
-            Some((stamp, first)) if *stamp == holder.stamp => *first + holder.ttl,
-            _ => BootTime::NEVER,
-        }
-    }
-}
-
 /// What a claim can do on a line.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// The Lease does not exist yet.
     Create,
-    /// It holds already, with this entry.
-    Mine(Box<Entry>),
-    /// It can take its place with this write and this token.
-    Take(Box<Lease>, u64),
+    /// It holds with this token, but an operator evicts it.
+    Evicted(u64),
+    /// It can take its place, or holds already, with this write.
+    Write(Box<Write>),
     /// Others hold. The first of them expires at this time, unless it renews.
     Behind {
         until: BootTime,
@@ -433,27 +418,64 @@ pub(super) enum Decision {
     },
 }
 
+/// The write that takes a place.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) lease: Lease,
+    pub(super) token: u64,
+    pub(super) stamp: String,
+    /// Whether the claim holds already.
+    pub(super) again: bool,
+}
+
 /// Decides by what was seen. `adopts`: the claim was in the line before its permits were resized.
-/// `server`: the server's time.
+/// `bare`: names are those of Leases, whatever their annotations say.
 ///
 /// # Errors
 /// [`ErrorKind::CapacityMismatch`]; [`ErrorKind::Unusable`] for a resourceVersion that is not a
-/// number.
+/// number; [`ErrorKind::InvalidName`] when two names have the same Lease.
 pub(super) fn decide(
-    lease: Option<&Lease>,
     seen: &Seen,
     claim: &Claim,
     adopts: bool,
-    stamp: &str,
-    server: i64,
+    bare: bool,
+    clock: &Clock,
 ) -> Result<Decision> {
-    let Some(lease) = lease else {
+    let Some(lease) = seen.lease.as_deref() else {
         return Ok(Decision::Create);
     };
-    if let Some(entry) = lease.entry(claim.id, 0) {
-        return Ok(Decision::Mine(Box::new(entry)));
+    if !bare
+        && lease
+            .name()
+            .is_some_and(|other| other != claim.name.as_str())
+    {
+        let message = "the Lease of this name belongs to another name; use another name";
+        return Err(Error::new(ErrorKind::InvalidName, "enter", message));
     }
+    let write = |lease, token, stamp, again| {
+        Ok(Decision::Write(Box::new(Write {
+            lease,
+            token,
+            stamp,
+            again,
+        })))
+    };
     let View { capacity, holders } = lease.view();
+    let mut entries = holders.iter().filter_map(|holder| holder.entry.as_ref());
+    match entries.find(|entry| entry.is(claim.id)) {
+        Some(entry) if entry.evicted => return Ok(Decision::Evicted(entry.token)),
+        // Renewed, so that the start of its lease is known.
+        Some(entry) => {
+            let (stamp, token) = (clock.stamp(), entry.token);
+            return write(
+                lease.renewed(&stamp, |entry| entry.is(claim.id)),
+                token,
+                stamp,
+                true,
+            );
+        }
+        None => {}
+    }
     let now = BootTime::now();
     let holders = holders.into_iter();
     let living: Vec<Holder> = holders.filter(|holder| seen.ends(holder) > now).collect();
@@ -481,12 +503,13 @@ pub(super) fn decide(
             let overdue = false;
             return Ok(Decision::Behind { until, overdue });
         }
-        let token = lease.version()?;
-        let taken = lease.taken(claim, &living, stamp)?;
-        return Ok(Decision::Take(Box::new(taken), token));
+        let (stamp, token) = (clock.stamp(), lease.version()?);
+        return write(lease.taken(claim, &living, &stamp)?, token, stamp, false);
     }
     let until = living.iter().map(|holder| seen.ends(holder)).min();
-    let late = living.iter().filter(|holder| holder.is_overdue(server));
+    let late = living
+        .iter()
+        .filter(|holder| holder.is_overdue(clock.now()));
     let left = living.len() - late.count();
     Ok(Decision::Behind {
         until: until.unwrap_or(BootTime::NEVER),
@@ -496,8 +519,53 @@ pub(super) fn decide(
 
 /// Whole seconds, rounded up, so never fewer than the holder relies on.
 fn seconds(ttl: Duration) -> u32 {
-    let whole = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-    u32::try_from(whole.clamp(1, i32::MAX as u64)).unwrap_or(1)
+    (ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)).clamp(1, i32::MAX as u64) as u32
+}
+
+/// The server's clock, as the `Date` of its replies shows it. It is accurate to a second, and never
+/// decides whether a lease has expired.
+#[derive(Default)]
+pub(super) struct Clock {
+    /// How far it is ahead of ours, in microseconds, as the last reply shows it.
+    shown: AtomicI64,
+}
+
+impl Clock {
+    /// Records the date of a reply, in microseconds of Unix time.
+    pub(super) fn tell(&self, date: i64) {
+        // It is as of the reply, truncated to the second; half a second is added as the mean.
+        self.shown
+            .store(date + 500_000 - wall_clock(), Ordering::Relaxed);
+    }
+
+    /// How far it is ahead of ours, in microseconds; 0 when the difference is below the accuracy.
+    pub(super) fn ahead(&self) -> i64 {
+        Some(self.shown.load(Ordering::Relaxed))
+            .filter(|ahead| ahead.abs() > 2_000_000)
+            .unwrap_or(0)
+    }
+
+    /// The server's time, in microseconds of Unix time.
+    pub(super) fn now(&self) -> i64 {
+        wall_clock() + self.ahead()
+    }
+
+    /// A time stamp for a record; different at every call.
+    pub(super) fn stamp(&self) -> String {
+        static LAST: AtomicI64 = AtomicI64::new(0);
+        let now = self.now();
+        let last = LAST.fetch_max(now, Ordering::Relaxed);
+        // Two equal stamps would be no change. After the clock was set back, the stamp is still a
+        // different one.
+        let stamp = if last == now {
+            LAST.fetch_add(1, Ordering::Relaxed) + 1
+        } else {
+            now
+        };
+        let since = Duration::from_micros(u64::try_from(stamp).unwrap_or(0));
+        // A `MicroTime`, with exactly six fraction digits.
+        humantime::format_rfc3339_micros(UNIX_EPOCH + since).to_string()
+    }
 }
 
 /// Microseconds of Unix time, by our own clock.
@@ -505,15 +573,12 @@ pub(super) fn wall_clock() -> i64 {
     i64::try_from(unix_time().as_micros()).unwrap_or(0)
 }
 
-/// A `MicroTime`, with exactly six fraction digits.
-pub(super) fn micro_time(micros: i64) -> String {
-    let since = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
-    humantime::format_rfc3339_micros(UNIX_EPOCH + since).to_string()
-}
-
 /// Parses any RFC 3339 time in UTC into microseconds of Unix time.
 pub(super) fn parse_time(text: &str) -> Option<i64> {
-    let time = humantime::parse_rfc3339(text).ok()?;
-    let since = time.duration_since(UNIX_EPOCH).ok()?;
-    i64::try_from(since.as_micros()).ok()
+    micros(humantime::parse_rfc3339(text).ok()?)
+}
+
+/// Microseconds of Unix time.
+pub(super) fn micros(time: SystemTime) -> Option<i64> {
+    i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()
 }

@@ -9,14 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard};
 use tokio::time::timeout;
 
-use super::lease::{Decision, Lease, Seen, decide};
+use super::keys::Keys;
+use super::lease::{Holder, Lease};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
+use crate::core::name::Name;
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::tombstones::Tombstones;
 
@@ -29,27 +31,30 @@ const TURN: Duration = Duration::from_millis(300);
 
 /// The lines that this process knows.
 #[derive(Default)]
-pub(super) struct Lines(Mutex<HashMap<String, Arc<Line>>>);
+pub(super) struct Lines(Mutex<HashMap<Name, Arc<Line>>>);
 
 impl Lines {
-    pub(super) fn get(&self, key: &str) -> Arc<Line> {
+    /// # Errors
+    /// As [`Keys::lease`].
+    pub(super) fn get(&self, keys: &Keys, name: &Name) -> Result<Arc<Line>> {
         let mut lines = self.0.lock();
-        if let Some(line) = lines.get(key) {
-            return Arc::clone(line);
+        if let Some(line) = lines.get(name) {
+            return Ok(Arc::clone(line));
         }
         if lines.len() >= IDLE_LINES {
             lines.retain(|_, line| Arc::strong_count(line) > 1 || !line.is_free());
         }
-        let line = Arc::new(Line::new(key));
-        lines.insert(key.to_owned(), Arc::clone(&line));
-        line
+        let line = Arc::new(Line::new(keys.lease(name)?));
+        lines.insert(name.clone(), Arc::clone(&line));
+        Ok(line)
     }
 }
 
 /// One line.
 pub(super) struct Line {
+    /// The name of its Lease.
     pub(super) key: String,
-    state: Mutex<State>,
+    pub(super) seen: Mutex<Seen>,
     /// Notified at every change that is seen.
     pub(super) changed: Notify,
     turn: Arc<AsyncMutex<()>>,
@@ -59,22 +64,37 @@ pub(super) struct Line {
     pub(super) watched: AtomicBool,
 }
 
-#[derive(Default)]
-struct State {
-    lease: Option<Arc<Lease>>,
-    /// When the request that showed it was sent; `None` before the first.
-    asked: Option<BootTime>,
-    seen: Seen,
-}
-
 /// A Lease as it was last seen; `None` when there was none.
 pub(super) type Snapshot = Option<Arc<Lease>>;
 
+/// What was last seen of a line.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) lease: Snapshot,
+    /// When the request that showed it was sent; `None` before the first.
+    pub(super) asked: Option<BootTime>,
+    /// The last stamp of each holder, and when it was first seen by our own clock.
+    stamps: HashMap<String, (String, BootTime)>,
+}
+
+impl Seen {
+    /// When a holder's lease ends if it is not renewed.
+    pub(super) fn ends(&self, holder: &Holder) -> BootTime {
+        match self.stamps.get(&holder.id) {
+            Some((stamp, first)) if *stamp == holder.stamp => *first + holder.ttl,
+            _ => BootTime::NEVER,
+        }
+    }
+}
+
+/// The right to write to a line.
+pub(super) type Turn = OwnedMutexGuard<()>;
+
 impl Line {
-    fn new(key: &str) -> Self {
+    fn new(key: String) -> Self {
         Self {
-            key: key.to_owned(),
-            state: Mutex::default(),
+            key,
+            seen: Mutex::default(),
             changed: Notify::new(),
             turn: Arc::default(),
             reading: AsyncMutex::default(),
@@ -84,22 +104,27 @@ impl Line {
     }
 
     fn is_free(&self) -> bool {
-        let state = self.state.lock();
-        let lease = state.lease.as_ref();
+        let seen = self.seen.lock();
+        let lease = seen.lease.as_ref();
         lease.is_none_or(|lease| lease.view().holders.is_empty())
     }
 
     /// Waits for the turn to write, at most [`TURN`] and at most `limit`.
-    pub(super) async fn turn(&self, limit: Duration) -> Option<OwnedMutexGuard<()>> {
+    pub(super) async fn turn(&self, limit: Duration) -> Option<Turn> {
         let turn = Arc::clone(&self.turn).lock_owned();
         timeout(TURN.min(limit), turn).await.ok()
     }
 
+    /// The turn to write, if nobody has it.
+    pub(super) fn free_turn(&self) -> Option<Turn> {
+        Arc::clone(&self.turn).try_lock_owned().ok()
+    }
+
     /// What was last seen, if the request for it was sent at `since` or later.
     pub(super) fn known(&self, since: BootTime) -> Option<Snapshot> {
-        let state = self.state.lock();
-        let fresh = state.asked.is_some_and(|asked| asked >= since);
-        fresh.then(|| state.lease.clone())
+        let seen = self.seen.lock();
+        let fresh = seen.asked.is_some_and(|asked| asked >= since);
+        fresh.then(|| seen.lease.clone())
     }
 
     /// Marks a write as in flight: unless it is settled, the next writer reads first.
@@ -109,27 +134,44 @@ impl Line {
 
     /// Records the reply to a request that was sent at `asked`.
     pub(super) fn saw(&self, lease: Option<Lease>, asked: BootTime) -> Snapshot {
-        self.take_in(lease, asked, None)
+        self.look(self.seen.lock(), lease, Some(asked), None)
     }
 
     /// Records the result of one of our writes with this stamp.
     pub(super) fn wrote(&self, lease: Lease, stamp: &str, sent: BootTime) -> Snapshot {
-        self.take_in(Some(lease), sent, Some((stamp, sent)))
+        self.look(
+            self.seen.lock(),
+            Some(lease),
+            Some(sent),
+            Some((stamp, sent)),
+        )
     }
 
-    fn take_in(
+    /// Records what a Lease shows. It is called after the reply, so a holder's own lease began no
+    /// later than now. `own` is a stamp that we wrote, and when that was sent.
+    fn look(
         &self,
+        mut seen: MutexGuard<'_, Seen>,
         lease: Option<Lease>,
-        asked: BootTime,
+        asked: Option<BootTime>,
         own: Option<(&str, BootTime)>,
     ) -> Snapshot {
-        let lease = lease.map(Arc::new);
-        let mut state = self.state.lock();
-        state.seen.look(lease.as_deref(), BootTime::now(), own);
-        state.lease.clone_from(&lease);
+        let (lease, now) = (lease.map(Arc::new), BootTime::now());
+        let mut before = std::mem::take(&mut seen.stamps);
+        for holder in lease.iter().flat_map(|lease| lease.view().holders) {
+            let known = before.remove(&holder.id);
+            let known = known.filter(|(stamp, _)| *stamp == holder.stamp);
+            let first = match (known, own) {
+                (Some((_, first)), _) => first,
+                (None, Some((stamp, sent))) if holder.stamp == stamp => sent,
+                (None, _) => now,
+            };
+            seen.stamps.insert(holder.id, (holder.stamp, first));
+        }
+        seen.lease.clone_from(&lease);
         // A reply may be overtaken by one to a later request.
-        state.asked = state.asked.max(Some(asked));
-        drop(state);
+        seen.asked = seen.asked.max(asked);
+        drop(seen);
         self.changed.notify_waiters();
         lease
     }
@@ -137,41 +179,16 @@ impl Line {
     /// Records a watch event, unless something newer is known, because a watch may lag.
     pub(super) fn heard(&self, lease: Lease, deleted: bool) {
         let version = |lease: &Lease| lease.version().ok();
-        let mut state = self.state.lock();
-        let known = state.lease.as_deref().and_then(version);
-        if state.asked.is_none() || known.is_some_and(|known| Some(known) >= version(&lease)) {
-            return;
+        let seen = self.seen.lock();
+        let known = seen.lease.as_deref().and_then(version);
+        if seen.asked.is_some() && known.is_none_or(|known| Some(known) < version(&lease)) {
+            self.look(seen, (!deleted).then_some(lease), None, None);
         }
-        let lease = (!deleted).then(|| Arc::new(lease));
-        state.seen.look(lease.as_deref(), BootTime::now(), None);
-        state.lease = lease;
-        drop(state);
-        self.changed.notify_waiters();
-    }
-
-    /// What a claim can do on the line as it was last seen.
-    pub(super) fn decide(
-        &self,
-        snapshot: &Snapshot,
-        claim: &Claim,
-        adopts: bool,
-        stamp: &str,
-        server: i64,
-    ) -> Result<Decision> {
-        let state = self.state.lock();
-        decide(
-            snapshot.as_deref(),
-            &state.seen,
-            claim,
-            adopts,
-            stamp,
-            server,
-        )
     }
 
     /// Whether a holder has expired, by what we have seen of it.
-    pub(super) fn has_ended(&self, holder: &super::lease::Holder) -> bool {
-        self.state.lock().seen.ends(holder).has_passed()
+    pub(super) fn has_ended(&self, holder: &Holder) -> bool {
+        self.seen.lock().ends(holder).has_passed()
     }
 }
 
@@ -187,7 +204,7 @@ impl Doubtful<'_> {
 impl Drop for Doubtful<'_> {
     fn drop(&mut self) {
         if let Some(line) = self.0 {
-            line.state.lock().asked = None;
+            line.seen.lock().asked = None;
         }
     }
 }
@@ -222,106 +239,115 @@ pub(super) enum Stage {
 pub(super) type Doubt = (String, String);
 
 /// A claim of this process.
-#[derive(Clone)]
 pub(super) struct Member {
     pub(super) claim: Arc<Claim>,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Notify,
+}
+
+#[derive(Clone)]
+pub(super) struct State {
     pub(super) stage: Stage,
     pub(super) armed: LeaseStart,
     pub(super) evicted: bool,
     pub(super) doubt: Option<Doubt>,
     /// Whether the caller was told that it waits.
     pub(super) waits: bool,
-    changed: Arc<Notify>,
+    /// Whether it is no longer a claim of this process.
+    pub(super) left: bool,
 }
 
 impl Member {
+    /// Its state now.
+    pub(super) fn state(&self) -> State {
+        self.state.lock().clone()
+    }
+
+    /// Changes its state.
+    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock());
+        self.changed.notify_waiters();
+    }
+
     pub(super) fn ticket(&self) -> Ticket {
-        let own = Ticket::own(self.claim.name.clone(), self.claim.id);
-        let sequence = match self.stage {
+        let sequence = match self.state().stage {
             Stage::Held(sequence) => sequence,
             Stage::Waiting | Stage::Writing => 0,
         };
+        let own = Ticket::own(self.claim.name.clone(), self.claim.id);
         Ticket { sequence, ..own }
     }
 
     /// Whether it was not renewed for its ttl.
     pub(super) fn has_ended(&self) -> bool {
-        (self.armed.sent + self.armed.ttl).has_passed()
+        let armed = self.state().armed;
+        (armed.sent + armed.ttl).has_passed()
     }
 }
 
 /// The claims of this process.
 #[derive(Default)]
 pub(super) struct Members {
-    table: Mutex<HashMap<ClaimId, Member>>,
+    table: Mutex<HashMap<ClaimId, Arc<Member>>>,
     left: Mutex<Tombstones>,
 }
 
 impl Members {
     /// The claim if it is known, otherwise a new one that waits. `None` when it was left.
-    pub(super) fn join(&self, claim: &Arc<Claim>) -> Option<Member> {
+    pub(super) fn join(&self, claim: &Arc<Claim>) -> Option<Arc<Member>> {
         let mut table = self.table.lock();
-        if self.left.lock().has(claim.id, BootTime::now()) {
+        let now = BootTime::now();
+        if self.left.lock().has(claim.id, now) {
             return None;
         }
-        let member = table.entry(claim.id).or_insert_with(|| Member {
-            claim: Arc::clone(claim),
-            stage: Stage::Waiting,
-            armed: LeaseStart {
-                sent: BootTime::now(),
-                ttl: claim.ttl,
-            },
-            evicted: false,
-            doubt: None,
-            waits: false,
-            changed: Arc::default(),
+        let member = table.entry(claim.id).or_insert_with(|| {
+            Arc::new(Member {
+                claim: Arc::clone(claim),
+                state: Mutex::new(State {
+                    stage: Stage::Waiting,
+                    armed: LeaseStart {
+                        sent: now,
+                        ttl: claim.ttl,
+                    },
+                    evicted: false,
+                    doubt: None,
+                    waits: false,
+                    left: false,
+                }),
+                changed: Notify::new(),
+            })
         });
-        Some(member.clone())
+        Some(Arc::clone(member))
     }
 
-    pub(super) fn get(&self, claim: ClaimId) -> Option<Member> {
+    pub(super) fn get(&self, claim: ClaimId) -> Option<Arc<Member>> {
         self.table.lock().get(&claim).cloned()
     }
 
-    /// Changes a claim; `false` when it is unknown.
-    pub(super) fn change(&self, claim: ClaimId, change: impl FnOnce(&mut Member)) -> bool {
-        let mut table = self.table.lock();
-        let Some(member) = table.get_mut(&claim) else {
-            return false;
-        };
-        change(member);
-        member.changed.notify_waiters();
-        true
-    }
-
-    /// The claim once none of its writes is in flight, or its current state after `limit`.
-    pub(super) async fn settled(&self, claim: ClaimId, limit: Duration) -> Option<Member> {
+    /// The claim once none of its writes is in flight, or as it is after `limit`.
+    pub(super) async fn settled(&self, claim: ClaimId, limit: Duration) -> Option<Arc<Member>> {
         let until = BootTime::now() + limit;
         loop {
             let member = self.get(claim)?;
             let mut changed = std::pin::pin!(member.changed.notified());
+            // Before the state is read, because it may change in between.
             changed.as_mut().enable();
-            // Read again, because it may have changed before we listened.
-            let member = self.get(claim)?;
-            if member.stage != Stage::Writing || until.has_passed() {
-                return Some(member);
+            let state = member.state();
+            if state.left {
+                return None;
+            }
+            if state.stage != Stage::Writing || until.has_passed() {
+                return Some(Arc::clone(&member));
             }
             let _ = timeout(until.remaining(), changed).await;
         }
     }
 
-    /// Waits for a change of a claim.
-    pub(super) async fn changed(&self, claim: ClaimId) {
-        if let Some(member) = self.get(claim) {
-            member.changed.notified().await;
-        }
-    }
-
     /// Removes a claim.
     pub(super) fn forget(&self, claim: ClaimId) {
-        let gone = self.table.lock().remove(&claim);
-        if let Some(member) = gone {
-            member.changed.notify_waiters();
+        let mut table = self.table.lock();
+        if let Some(member) = table.remove(&claim) {
+            member.change(|state| state.left = true);
         }
     }
 

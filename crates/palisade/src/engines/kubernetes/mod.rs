@@ -32,9 +32,11 @@ use tokio::sync::broadcast;
 use self::client::Client;
 pub(crate) use self::config::FACTORY;
 use self::keys::Keys;
-use self::lines::{Lines, Members};
+use self::lines::{Line, Lines, Members};
 use crate::core::capability::Capability;
 use crate::core::engine::{Alarm, Engine};
+use crate::core::error::Result;
+use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::{absent, rooms};
 
@@ -50,6 +52,10 @@ struct Kubernetes {
 }
 
 impl Kubernetes {
+    fn line(&self, name: &Name) -> Result<Arc<Line>> {
+        self.lines.get(&self.keys, name)
+    }
+
     fn alarm(&self, alarm: Alarm) {
         // Nobody listening is no error.
         let _ = self.alarms.send(alarm);

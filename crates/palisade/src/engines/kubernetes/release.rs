@@ -47,7 +47,7 @@ async fn change<T>(
         None => read(engine, line, operation, started).await?,
     };
     loop {
-        let stamp = client.stamp();
+        let stamp = client.clock.stamp();
         let (next, answer) = match change(snapshot.as_deref(), &stamp) {
             Ok(Change::Write(next, answer)) => (next, answer),
             _ if !believed => {
@@ -85,26 +85,24 @@ pub(super) async fn leave(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> 
 }
 
 async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
-    let line = engine.lines.get(&engine.keys.lease(&ticket.name)?);
+    let line = engine.line(&ticket.name)?;
     let (members, claim) = (&engine.members, ticket.claim);
     let member = members.settled(claim, engine.client.timeout).await;
-    let held = match member.as_ref().map(|member| member.stage) {
+    let state = member.as_ref().map(|member| member.state());
+    let stage = state.as_ref().map(|state| state.stage);
+    let held = match stage {
         Some(Stage::Held(held)) => Some(held),
         _ => None,
     };
     if held.is_some_and(|held| ticket.sequence != 0 && ticket.sequence != held) {
         return Ok(Left::Absent);
     }
-    let waited = member
-        .as_ref()
-        .is_some_and(|member| member.stage == Stage::Waiting);
+    let waited = stage == Some(Stage::Waiting);
     if ticket.in_doubt || held.is_none() && ticket.sequence == 0 {
-        let lasts = member
-            .as_ref()
-            .map_or(engine.default_ttl, |member| member.claim.ttl);
+        let lasts = member.map_or(engine.default_ttl, |member| member.claim.ttl);
         members.bury(claim, lasts.max(engine.client.timeout * 4));
     }
-    let doubt = member.and_then(|member| member.doubt);
+    let doubt = state.and_then(|state| state.doubt);
     if waited && doubt.is_none() {
         members.forget(claim);
         line.changed.notify_waiters();
@@ -117,7 +115,7 @@ async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
 
 /// Removes a claim from its Lease; `false` when it is not in it. A request for it that may still be
 /// in flight is refused from then on.
-async fn take_out(
+pub(super) async fn take_out(
     engine: &Kubernetes,
     line: &Line,
     ticket: &Ticket,
@@ -133,15 +131,10 @@ async fn take_out(
             });
             return Ok(Change::Write(Box::new(without), true));
         }
-        let metadata = &lease.metadata;
-        match &doubt {
-            Some((uid, version))
-                if (uid, version) == (&metadata.uid, &metadata.resource_version) =>
-            {
-                Ok(Change::Write(Box::new(lease.fenced(stamp)), false))
-            }
-            _ => Ok(Change::None(false)),
+        if doubt.as_ref() == Some(&lease.condition()) {
+            return Ok(Change::Write(Box::new(lease.fenced(stamp)), false));
         }
+        Ok(Change::None(false))
     })
     .await
 }
@@ -151,7 +144,7 @@ pub(super) async fn amend(
     ticket: &Ticket,
     amendment: &Amendment,
 ) -> Result<Amended> {
-    let line = engine.lines.get(&engine.keys.lease(&ticket.name)?);
+    let line = engine.line(&ticket.name)?;
     change(engine, &line, "amend", |lease, stamp| {
         let entry = lease.and_then(|lease| lease.entry(ticket.claim, ticket.sequence));
         let (Some(lease), Some(_)) = (lease, entry) else {
@@ -175,7 +168,7 @@ pub(super) async fn amend(
 }
 
 pub(super) async fn resize(engine: &Kubernetes, name: &Name, capacity: u32) -> Result<bool> {
-    let line = engine.lines.get(&engine.keys.lease(name)?);
+    let line = engine.line(name)?;
     change(engine, &line, "resize", |lease, stamp| {
         let Some(lease) = lease.filter(|lease| lease.view().capacity.is_some()) else {
             return Ok(Change::None(false));
@@ -192,15 +185,15 @@ pub(super) async fn evict(
     id: &str,
     eviction: Eviction,
 ) -> Result<bool> {
-    let line = engine.lines.get(&engine.keys.lease(name)?);
+    let line = engine.line(name)?;
     let claim = id.parse::<ClaimId>().ok();
     let waiting = claim.and_then(|claim| engine.members.get(claim));
-    if let Some(member) = waiting.filter(|member| member.stage == Stage::Waiting)
+    if let Some(member) = waiting.filter(|member| member.state().stage == Stage::Waiting)
         && member.claim.name == *name
     {
         let claim = member.claim.id;
         match eviction {
-            Eviction::Mark => drop(engine.members.change(claim, |member| member.evicted = true)),
+            Eviction::Mark => member.change(|state| state.evicted = true),
             Eviction::Remove => engine.members.forget(claim),
         }
         line.changed.notify_waiters();

@@ -19,8 +19,10 @@ use super::lines::{Line, Stage};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::name::Name;
 use crate::core::ticket::{Lease as HeldLease, LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
+use crate::engines::kit::timed;
 
 /// How many lines are renewed at a time, because the API server throttles a client that sends more.
 const AT_ONCE: usize = 16;
@@ -35,36 +37,30 @@ pub(super) async fn renew(
 ) -> Vec<Renewal> {
     let until = BootTime::now() + within;
     let mut answers: Vec<Renewal> = Vec::new();
-    let mut lines: BTreeMap<String, Vec<(usize, Ticket)>> = BTreeMap::new();
+    let mut lines: BTreeMap<Name, Vec<(usize, Ticket)>> = BTreeMap::new();
     for (at, lease) in leases.iter().enumerate() {
         let answer = match &lease.ticket {
             None => Renewal::Lost,
             Some(ticket) => match waiting(engine, ticket) {
                 Some(answer) => answer,
-                None => match engine.keys.lease(&ticket.name) {
-                    Ok(key) => {
-                        lines.entry(key).or_default().push((at, ticket.clone()));
-                        Renewal::Lost
-                    }
-                    Err(error) => Renewal::Unknown(error),
-                },
+                None => {
+                    let line = lines.entry(ticket.name.clone()).or_default();
+                    line.push((at, ticket.clone()));
+                    Renewal::Lost
+                }
             },
         };
         answers.push(answer);
     }
-    let renewed = stream::iter(lines).map(|(key, tickets)| async move {
-        let line = engine.lines.get(&key);
-        let limit = tokio::time::timeout(
-            until.remaining(),
-            renew_line(engine, &line, &tickets, until),
-        );
-        let answers = limit.await.unwrap_or_else(|_| {
-            let message = format!("no answer within {within:?}");
-            let late = Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied();
-            tickets
-                .iter()
-                .map(|_| Renewal::Unknown(late.clone()))
-                .collect()
+    let renewed = stream::iter(lines).map(|(name, tickets)| async move {
+        let renewed = async {
+            let line = engine.line(&name)?;
+            Ok(renew_line(engine, &line, &tickets, until).await)
+        };
+        let renewed = timed("renew", until.remaining(), renewed).await;
+        let answers = renewed.flatten().unwrap_or_else(|error| {
+            let unknown = |_| Renewal::Unknown(error.clone());
+            tickets.iter().map(unknown).collect()
         });
         let places = tickets.into_iter().map(|(at, _)| at);
         places.zip(answers).collect::<Vec<_>>()
@@ -83,27 +79,21 @@ pub(super) async fn renew(
 /// The answer for a claim that has nothing in the store, or whose lease is over by its own clock.
 fn waiting(engine: &Kubernetes, ticket: &Ticket) -> Option<Renewal> {
     let member = engine.members.get(ticket.claim)?;
-    match member.stage {
-        _ if member.has_ended() => Some(Renewal::Lost),
-        Stage::Waiting if member.doubt.is_none() => {
-            if member.evicted {
-                return Some(Renewal::Evicted);
-            }
-            let armed = LeaseStart {
-                sent: BootTime::now(),
-                ttl: member.claim.ttl,
-            };
-            let known = engine
-                .members
-                .change(ticket.claim, |member| member.armed = armed);
-            Some(if known {
-                Renewal::Held(armed)
-            } else {
-                Renewal::Lost
-            })
-        }
-        Stage::Waiting | Stage::Writing | Stage::Held(_) => None,
+    let mut state = member.state.lock();
+    if (state.armed.sent + state.armed.ttl).has_passed() {
+        return Some(Renewal::Lost);
     }
+    if state.stage != Stage::Waiting || state.doubt.is_some() {
+        return None;
+    }
+    if state.evicted {
+        return Some(Renewal::Evicted);
+    }
+    if state.left {
+        return Some(Renewal::Lost);
+    }
+    state.armed.sent = BootTime::now();
+    Some(Renewal::Held(state.armed))
 }
 
 /// Renews the holds of one line with one write.
@@ -127,7 +117,7 @@ async fn renew_line(
         },
     };
     loop {
-        let stamp = engine.client.stamp();
+        let stamp = engine.client.clock.stamp();
         let verdicts: Vec<Verdict> = tickets
             .iter()
             .map(|(_, ticket)| judge(engine, snapshot.as_deref(), ticket))
@@ -161,10 +151,7 @@ async fn renew_line(
                 .filter(|(_, verdict)| lives(verdict))
         };
         let is_living = |entry: &Entry| living().any(|((_, ticket), _)| entry.is(ticket.claim));
-        let renewed = lease.changed(&stamp, |holders, _| {
-            let living = holders.iter_mut().filter(|entry| is_living(entry));
-            living.for_each(|entry| entry.renewed.clone_from(&stamp));
-        });
+        let renewed = lease.renewed(&stamp, is_living);
         let sent = BootTime::now();
         let within = until.remaining().min(engine.client.timeout);
         let doubt = line.doubt();
@@ -251,11 +238,12 @@ fn judge(engine: &Kubernetes, lease: Option<&Lease>, ticket: &Ticket) -> Verdict
 
 /// Records a renewal that was acknowledged.
 fn arm(engine: &Kubernetes, ticket: &Ticket, sent: BootTime, ttl: Duration) -> Renewal {
-    let mut armed = LeaseStart { sent, ttl };
-    engine.members.change(ticket.claim, |member| {
-        armed.ttl = member.claim.ttl;
-        member.armed = armed;
-    });
+    let known = engine.members.get(ticket.claim);
+    let ttl = known.as_ref().map_or(ttl, |member| member.claim.ttl);
+    let armed = LeaseStart { sent, ttl };
+    if let Some(member) = known {
+        member.change(|state| state.armed = armed);
+    }
     Renewal::Held(armed)
 }
 

@@ -124,9 +124,9 @@ pub(super) async fn wait(client: &Client, ticket: &Ticket, until: BootTime) -> R
 }
 
 async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Result<Place> {
-    // The bell is registered before the read, so that no notification in between is missed.
+    // The claim is registered before the read, so that no notification in between is missed.
     let listens = client.listen().await?;
-    let bell = client.hub.bell(ticket.claim);
+    let waiter = client.hub.waiter(ticket.claim);
     let (due, last) = match standing(client, ticket).await? {
         Standing::Waiting { due, last } if !until.has_passed() => (due, last),
         standing => return Ok(standing.place()),
@@ -135,12 +135,12 @@ async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Resu
     let due = due + Duration::from_millis(1);
     let due = if listens { due } else { due.min(POLL) };
     let look = look_by(until).min(BootTime::now() + due);
-    bell.waits(last, look);
+    waiter.waits(last, look);
     tokio::select! {
-        () = bell.rung.notified() => {}
+        () = waiter.woken.notified() => {}
         () = sync::sleep_until(look) => {}
     }
-    if let Some(sequence) = bell.granted() {
+    if let Some(sequence) = waiter.granted() {
         return Ok(Place::Held { sequence });
     }
     Ok(standing(client, ticket).await?.place())

@@ -76,27 +76,27 @@ mod tests {
     async fn a_waiter_is_woken_for_its_claim_and_at_the_end() {
         let hub = Arc::new(PushHub::new());
         let say = listener(&hub);
-        let bell = hub.bell(ClaimId(7));
-        bell.waits(11, BootTime::NEVER);
+        let waiter = hub.waiter(ClaimId(7));
+        waiter.waits(11, BootTime::NEVER);
         say(Notice::Text("g00000000-0000-0000-0000-000000000007"));
-        bell.rung.notified().await;
-        assert_eq!(bell.granted(), None, "it says no token");
+        waiter.woken.notified().await;
+        assert_eq!(waiter.granted(), None, "it says no token");
         let other = "g00000000-0000-0000-0000-000000000008 13";
         for noise in ["", "g", "gx", "g 13", "é", other] {
             say(Notice::Text(noise));
         }
-        assert_eq!(bell.granted(), None, "of another");
+        assert_eq!(waiter.granted(), None, "of another");
         say(Notice::Text("g00000000-0000-0000-0000-000000000007 12"));
-        bell.rung.notified().await;
-        assert_eq!(bell.granted(), Some(12));
-        bell.waits(12, BootTime::NEVER);
-        assert_eq!(bell.granted(), None, "of an earlier stay");
+        waiter.woken.notified().await;
+        assert_eq!(waiter.granted(), Some(12));
+        waiter.waits(12, BootTime::NEVER);
+        assert_eq!(waiter.granted(), None, "of an earlier stay");
         let mut alarms = hub.alarms();
         say(Notice::Text("e00000000-0000-0000-0000-000000000007"));
         let evicted = Alarm::Lease(ClaimId(7).into());
         assert_eq!(alarms.recv().await.unwrap(), evicted);
         say(Notice::End);
-        bell.rung.notified().await;
+        waiter.woken.notified().await;
         assert_eq!(alarms.recv().await.unwrap(), Alarm::All);
     }
 }

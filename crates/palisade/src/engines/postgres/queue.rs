@@ -31,7 +31,7 @@ use crate::core::queue::{
 };
 use crate::core::report::Scope;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
-use crate::engines::kit::push::Bell;
+use crate::engines::kit::push::Waiter;
 
 /// The SQLSTATE of a step in the user's transaction whose message another consumer has by now.
 pub(super) const LOST: &str = "PFQ01";
@@ -50,7 +50,7 @@ pub(super) struct PostgresQueues {
 #[derive(Clone)]
 struct Asleep {
     name: ClaimId,
-    bell: Arc<Bell>,
+    waiter: Arc<Waiter>,
     since: BootTime,
 }
 
@@ -113,7 +113,7 @@ impl PostgresQueues {
         let name = ClaimId::random();
         let asleep = Asleep {
             name,
-            bell: self.client.hub.bell(name),
+            waiter: self.client.hub.waiter(name),
             since: BootTime::now(),
         };
         self.rouse(sleeper);
@@ -300,8 +300,8 @@ impl QueueStore for PostgresQueues {
                 tokio::time::sleep(until.remaining()).await;
                 return Ok(());
             };
-            let rung = asleep.bell.rung.notified();
-            if tokio::time::timeout(until.remaining(), rung).await.is_ok() {
+            let woken = asleep.waiter.woken.notified();
+            if tokio::time::timeout(until.remaining(), woken).await.is_ok() {
                 self.rouse(sleeper);
             }
             Ok(())

@@ -27,20 +27,21 @@ impl<const N: usize> Default for Prepared<N> {
 }
 
 impl<const N: usize> Prepared<N> {
-    /// Runs statement `at`, in one round trip once it is prepared; `text` is its SQL and its types.
-    pub(super) async fn query<S: AsRef<str>, T: AsRef<[Type]>>(
+    /// Statement `at`, once it is prepared.
+    pub(super) fn get(&self, at: usize) -> Option<&Statement> {
+        self.0[at].get()
+    }
+
+    /// Prepares statement `at`.
+    pub(super) async fn prepare(
         &self,
         client: &Client,
         at: usize,
-        text: impl FnOnce() -> (S, T),
-        parameters: Parameters<'_>,
-    ) -> Result<Vec<Row>, Error> {
-        let prepare = || async {
-            let (sql, types) = text();
-            client.prepare_typed(sql.as_ref(), types.as_ref()).await
-        };
-        let statement = self.0[at].get_or_try_init(prepare).await?;
-        client.query(statement, parameters).await
+        sql: &str,
+        types: &[Type],
+    ) -> Result<&Statement, Error> {
+        let prepare = || client.prepare_typed(sql, types);
+        self.0[at].get_or_try_init(prepare).await
     }
 }
 
@@ -313,13 +314,12 @@ impl Session {
         between: Between,
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, Error> {
-        let text = || self.blanks.fill(verb);
         let planned_anew = matches!(
             verb,
             Verb::SurveyPrefix | Verb::PrintPrefix | Verb::QueueSurveyPrefix
         );
         if between == Between::Pooler || planned_anew {
-            let (sql, types) = text();
+            let (sql, types) = self.blanks.fill(verb);
             let typed: Vec<_> = parameters
                 .iter()
                 .copied()
@@ -328,7 +328,14 @@ impl Session {
             return self.client().query_typed(&sql, &typed).await;
         }
         let (client, at) = (self.client(), verb as usize);
-        self.prepared.query(client, at, text, parameters).await
+        let statement = match self.prepared.get(at) {
+            Some(statement) => statement,
+            None => {
+                let (sql, types) = self.blanks.fill(verb);
+                self.prepared.prepare(client, at, &sql, types).await?
+            }
+        };
+        client.query(statement, parameters).await
     }
 
     /// Runs LISTEN on `channel`, once.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::client::{Client, Script, nonsense};
+use super::client::{Client, Script, unexpected_reply};
 use super::connection::Connection;
 use super::keys::LineKeys;
 use crate::core::claim::Claim;
@@ -15,11 +15,11 @@ use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
-use crate::engines::kit::Link;
+use crate::engines::kit::{Link, timed};
 
 /// The key outlives the lease by this many milliseconds: the server counts whole milliseconds, and
 /// the key must not expire before the lease does.
-const ROUNDING: u64 = 2;
+pub(in crate::engines) const ROUNDING: u64 = 2;
 
 /// A claim's place, parsed from a script's reply.
 struct Standing {
@@ -44,12 +44,12 @@ impl Standing {
             (Some(Ok(token)), Some(Ok(left)), Some(Ok(due))) => {
                 (token, Duration::from_micros(left), due)
             }
-            _ => return Err(nonsense(operation)),
+            _ => return Err(unexpected_reply(operation)),
         };
         let place = match word {
             "held" => Place::Held { sequence: token },
             "waiting" => Place::Waiting,
-            _ => return Err(nonsense(operation)),
+            _ => return Err(unexpected_reply(operation)),
         };
         Ok(Self {
             place,
@@ -63,14 +63,15 @@ impl Standing {
 impl Client {
     pub(in crate::engines) async fn enter(&self, claim: &Claim) -> Result<Entered> {
         let keys = self.keys.line(&claim.name)?;
-        let mut link = self.link_to(&keys).await?;
-        // The bell is registered before the claim enters the line, so that the push with its grant
-        // finds it.
-        let mut bell = None;
+        let mut link = self.link(Some(&keys)).await?;
+        // The claim is registered before it enters the line, so that the push with its grant finds
+        // it.
+        let mut waiter = None;
         if claim.queue {
-            self.hear(&link).await?;
-            bell = Some(self.hub.enter(claim.id));
+            self.receive_grants(&link).await?;
+            waiter = Some(self.hub.enter(claim.id));
         }
+        let id = claim.id.to_string();
         let (weight, capacity) = claim.ask.numbers();
         let ttl = claim.ttl.as_millis() as u64;
         let owner = claim.owner.to_json();
@@ -81,11 +82,11 @@ impl Client {
         }
         let (queue, lasts) = (u8::from(claim.queue), ttl + ROUNDING);
         let arguments = |command: &mut Cmd| {
-            command.arg(format!("{weight} {capacity} {queue} {lasts}"));
-            command.arg(&tail);
+            let ask = format!("{weight} {capacity} {queue} {lasts}");
+            command.arg(&id).arg(ask).arg(&tail);
         };
         let sent = BootTime::now();
-        let answer = self.run_for(&mut link, Script::Enter, &keys, claim.id, arguments);
+        let answer = self.run_for(&mut link, Script::Enter, &keys, &id, arguments);
         let answer = answer.await?;
         if answer == "busy" {
             return Ok(Entered::Busy);
@@ -99,8 +100,8 @@ impl Client {
             Place::Held { sequence } => sequence,
             Place::Waiting | Place::Gone => 0,
         };
-        if let (Some(bell), 0) = (bell, sequence) {
-            bell.keep().waits(standing.token, sent + standing.due);
+        if let (Some(waiter), 0) = (waiter, sequence) {
+            waiter.waits(standing.token, sent + standing.due);
         }
         let ticket = Ticket {
             sequence,
@@ -126,20 +127,20 @@ impl Client {
 
     pub(in crate::engines) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
         let keys = self.keys.line(&ticket.name)?;
-        let bell = self.hub.bell(ticket.claim);
+        let waiter = self.hub.waiter(ticket.claim);
         loop {
-            let link = self.link_to(&keys).await?;
-            self.hear(&link).await?;
-            let look_at = bell.due().min(look_by(until));
+            let link = self.link(Some(&keys)).await?;
+            self.receive_grants(&link).await?;
+            let look_at = waiter.due().min(look_by(until));
             if !look_at.has_passed() {
                 tokio::select! {
                     biased;
-                    () = bell.rung.notified() => {}
+                    () = waiter.woken.notified() => {}
                     () = sync::sleep_until(look_at) => {}
                 }
             }
             // With replicas, a grant counts only once they have it, and `look` waits for that.
-            if let Some(sequence) = bell.granted().filter(|_| self.replicas == 0) {
+            if let Some(sequence) = waiter.granted().filter(|_| self.replicas == 0) {
                 self.hub.forget(ticket.claim);
                 return Ok(Place::Held { sequence });
             }
@@ -148,7 +149,7 @@ impl Client {
                 return Ok(Place::Gone);
             };
             match standing.place {
-                Place::Waiting => bell.waits(standing.token, BootTime::now() + standing.due),
+                Place::Waiting => waiter.waits(standing.token, BootTime::now() + standing.due),
                 place => {
                     self.hub.forget(ticket.claim);
                     return Ok(place);
@@ -161,31 +162,40 @@ impl Client {
     }
 
     /// Subscribes this runtime's connection to grants, once.
-    pub(super) async fn hear(&self, link: &Link<Connection>) -> Result<()> {
-        if link.connection.hears_wakes() {
-            return Ok(());
+    pub(super) async fn receive_grants(&self, link: &Link<Connection>) -> Result<()> {
+        if link.connection.receives_grants() {
+            Ok(())
+        } else {
+            self.subscribed(link, link.connection.subscribe_to_grants(&self.hub))
+                .await
         }
-        let hear = link.connection.hear_wakes(&self.hub);
-        let heard = tokio::time::timeout(self.timeout, hear).await;
-        let error = match heard {
+    }
+
+    /// Waits for a subscription, and drops a connection that broke.
+    pub(super) async fn subscribed(
+        &self,
+        link: &Link<Connection>,
+        subscribing: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let error = match timed("subscribe", self.timeout, subscribing).await {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => error,
-            Err(_) => {
-                let message = format!("no answer within {:?}", self.timeout);
-                Error::new(ErrorKind::Unreachable, "subscribe", message)
-            }
+            Ok(Err(error)) | Err(error) => error,
         };
         if error.kind() == ErrorKind::Unreachable {
             self.servers.broken(link).await;
         }
-        // The error is rebuilt as not applied: the claim has not been sent yet.
-        Err(Error::new(error.kind(), "subscribe", error.message()))
+        // No claim has been sent yet.
+        Err(error.not_applied())
     }
 
     /// The claim's place; `None` when it is not in the line.
     async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
-        let mut link = self.link_to(keys).await?;
-        let answer = self.run_for(&mut link, Script::Look, keys, ticket.claim, |_| ());
+        let mut link = self.link(Some(keys)).await?;
+        let id = ticket.claim.to_string();
+        let arguments = |command: &mut Cmd| {
+            command.arg(&id);
+        };
+        let answer = self.run_for(&mut link, Script::Look, keys, &id, arguments);
         let answer = answer.await?;
         if answer == "gone" {
             return Ok(None);

@@ -21,7 +21,7 @@ const OLDEST: (u32, u32) = (6, 2);
 
 impl Client {
     pub(in crate::engines) async fn check(&self) -> Result<Checkup> {
-        let links = self.servers.all().await?;
+        let links = self.links().await?;
         let checkups = try_join_all(links.iter().map(|link| self.check_server(link))).await?;
         let mut whole = match <[Checkup; 1]>::try_from(checkups) {
             Ok([one]) => one,

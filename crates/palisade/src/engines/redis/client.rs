@@ -1,5 +1,6 @@
-//! `Client`: what the verbs share, the Lua scripts, and the single code path for requests.
+//! `Client`: the servers, the Lua scripts, and the single code path for requests.
 //!
+//! There is a single server, the master that Sentinel names, or the masters of a Cluster.
 //! A request is about one line and is sent once. Many tasks share a connection, and their requests
 //! are pipelined. The client retries only what the server says it did not run: an unknown script,
 //! or a redirect of a Cluster. Whether to retry anything else is up to the caller.
@@ -7,18 +8,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, RedisResult, Value};
+use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Value};
 
-use super::cluster::{MOVING, REDIRECTS, Redirect};
-use super::connection::Connection;
+use super::cluster::{Cluster, MOVING, REDIRECTS, Redirect};
+use super::connection::{Connection, Server};
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
-use super::servers::Servers;
-use crate::core::claim::ClaimId;
+use super::sentinel::Sentinel;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Link, timed};
+use crate::engines::kit::{Host, Link, PerRuntime, timed};
 
 /// A script, one per verb; its index in [`SOURCES`], then in [`WORK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +121,16 @@ impl Script {
     }
 }
 
+/// Which server a line is on; the verbs need not know.
+pub(in crate::engines) enum Servers {
+    One {
+        server: Server,
+        links: PerRuntime<Connection>,
+    },
+    Sentinel(Sentinel),
+    Cluster(Cluster),
+}
+
 pub(in crate::engines) struct Client {
     pub(in crate::engines) servers: Servers,
     pub(in crate::engines) hub: Arc<PushHub>,
@@ -131,9 +141,121 @@ pub(in crate::engines) struct Client {
 }
 
 impl Client {
-    /// A connection to the server that owns the line.
-    pub(in crate::engines) async fn link_to(&self, line: &LineKeys) -> Result<Link<Connection>> {
-        self.servers.link(Some(line)).await
+    /// A connection to the server that owns the line, or to any server.
+    pub(in crate::engines) async fn link(
+        &self,
+        line: Option<&LineKeys>,
+    ) -> Result<Link<Connection>> {
+        let links = match &self.servers {
+            Servers::One { links, .. } => links,
+            Servers::Sentinel(sentinel) => &sentinel.links,
+            Servers::Cluster(cluster) => return cluster.link(line).await,
+        };
+        live(links).await
+    }
+
+    /// A connection to each server that has lines.
+    pub(super) async fn links(&self) -> Result<Vec<Link<Connection>>> {
+        match &self.servers {
+            Servers::Cluster(cluster) => cluster.all().await,
+            _ => Ok(vec![self.link(None).await?]),
+        }
+    }
+
+    /// Runs a script whose reply begins with `reply_to`, and returns the rest of the reply.
+    pub(in crate::engines) async fn run_for(
+        &self,
+        link: &mut Link<Connection>,
+        script: Script,
+        line: &LineKeys,
+        reply_to: &str,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<String> {
+        let arguments = |command: &mut Cmd| {
+            arguments(command);
+            // Makes the script write something even when it only confirms a grant, so that
+            // [`Client::replicated`] covers the grant.
+            if self.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
+                command.arg(1);
+            }
+        };
+        let answer: String = self.run(link, script, line, arguments).await?;
+        match addressed(reply_to, &answer) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => Err(self.misled(script.operation(), link).await),
+        }
+    }
+
+    /// Runs a script on a line. If the line has moved to another server, `link` is the connection
+    /// to that one afterwards.
+    pub(in crate::engines) async fn run<T: FromRedisValue>(
+        &self,
+        link: &mut Link<Connection>,
+        script: Script,
+        line: &LineKeys,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<T> {
+        let command = |how: &str, which: &str| {
+            let mut command = redis::cmd(how);
+            command.arg(which).arg(2).arg(&line.key).arg(&line.state);
+            arguments(&mut command);
+            command
+        };
+        let (operation, start) = (script.operation(), BootTime::now());
+        let by_hash = command("EVALSHA", link.connection.hash(script));
+        let mut answer = self.ask(operation, link, &by_hash).await?;
+        if answer.as_ref().is_err_and(is_no_script) {
+            let in_full = command("EVAL", script.source());
+            answer = self.ask(operation, link, &in_full).await?;
+        }
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(error) if matches!(self.servers, Servers::Cluster(_)) => {
+                let in_full = command("EVAL", script.source());
+                self.redirected(operation, link, &in_full, error, start)
+                    .await
+            }
+            Err(error) => Err(fault(operation, &error)),
+        }
+    }
+
+    /// Sends a request that a server of a Cluster refused with `error` again, as long as its line
+    /// is on another server.
+    async fn redirected<T: FromRedisValue>(
+        &self,
+        operation: &'static str,
+        link: &mut Link<Connection>,
+        command: &Cmd,
+        mut error: RedisError,
+        start: BootTime,
+    ) -> Result<T> {
+        let (mut redirects, mut moving) = (0, false);
+        loop {
+            let late = BootTime::now().saturating_since(start) >= self.timeout;
+            let redirect = match &self.servers {
+                Servers::Cluster(cluster) if redirects < REDIRECTS && !late => {
+                    cluster.redirect(&error).await?
+                }
+                _ => None,
+            };
+            match redirect {
+                None => return Err(fault(operation, &error)),
+                Some(Redirect::Again) => tokio::time::sleep(MOVING).await,
+                Some(Redirect::To { there, asking }) => {
+                    (*link, moving) = (there, asking);
+                    redirects += 1;
+                }
+            }
+            let answer = if moving {
+                self.ask_moving(operation, link, command).await?
+            } else {
+                self.ask(operation, link, command).await?
+            };
+            match answer {
+                Ok(answer) => return Ok(answer),
+                Err(again) => error = again,
+            }
+        }
     }
 
     /// Sends one request, with a timeout.
@@ -145,7 +267,8 @@ impl Client {
     ) -> Result<RedisResult<T>> {
         let mut connection = link.connection.multiplexed.clone();
         let answer = command.query_async::<T>(&mut connection);
-        self.answered(operation, link, answer).await
+        let answer = timed(operation, self.timeout, answer).await;
+        self.judged(operation, link, answer).await
     }
 
     /// As [`Client::ask`], for a slot that is being migrated to this server.
@@ -167,116 +290,31 @@ impl Client {
             let last = last.unwrap_or(Ok(Value::Nil))?;
             Ok(redis::from_redis_value(last)?)
         };
-        self.answered(operation, link, answer).await
+        let answer = timed(operation, self.timeout, answer).await;
+        self.judged(operation, link, answer).await
     }
 
-    async fn answered<T>(
+    /// The answer to a request, if it counts. Drops the connection if it broke, if the answer did
+    /// not come in time, or if its server is no longer the master.
+    pub(super) async fn judged<T>(
         &self,
         operation: &'static str,
         link: &Link<Connection>,
-        answer: impl Future<Output = RedisResult<T>>,
+        answer: Result<RedisResult<T>>,
     ) -> Result<RedisResult<T>> {
-        match timed(operation, self.timeout, answer).await {
-            Ok(answer) => {
-                if answer.as_ref().is_err_and(is_broken) {
-                    self.servers.broken(link).await;
-                }
-                if !self.servers.counts(link) {
-                    self.servers.broken(link).await;
-                    let message = "the master was switched, so the old one's reply does not count";
-                    let error = Error::new(ErrorKind::Unreachable, operation, message);
-                    return Err(error.maybe_applied());
-                }
-                Ok(answer)
-            }
-            Err(late) => {
-                // Replies are matched to requests by order alone. On a connection that lost one,
-                // every later reply would go to the wrong request.
-                self.servers.broken(link).await;
-                Err(late)
-            }
+        let counts = self.servers.counts(link);
+        // Replies are matched to requests by order alone. On a connection that lost one, every
+        // later reply would go to the wrong request.
+        let broke = |answer: &RedisResult<T>| answer.as_ref().is_err_and(is_broken);
+        if !counts || answer.as_ref().map_or(true, broke) {
+            self.servers.broken(link).await;
         }
-    }
-
-    /// Runs a script on a line. If the line has moved to another server, `link` is the connection
-    /// to that one afterwards.
-    pub(in crate::engines) async fn run<T: FromRedisValue>(
-        &self,
-        link: &mut Link<Connection>,
-        script: Script,
-        line: &LineKeys,
-        arguments: impl Fn(&mut Cmd),
-    ) -> Result<T> {
-        let operation = script.operation();
-        let cluster = self.servers.cluster();
-        let command = |how: &str, which: &str| {
-            let mut command = redis::cmd(how);
-            command.arg(which).arg(2).arg(&line.key).arg(&line.state);
-            arguments(&mut command);
-            command
-        };
-        let start = BootTime::now();
-        let (mut redirects, mut moving) = (0, false);
-        loop {
-            let ask = async |command: &Cmd, link: &Link<Connection>| {
-                if moving {
-                    self.ask_moving(operation, link, command).await
-                } else {
-                    self.ask(operation, link, command).await
-                }
-            };
-            let by_hash = command("EVALSHA", link.connection.hash(script));
-            let mut answer = ask(&by_hash, link).await?;
-            if answer.as_ref().is_err_and(is_no_script) {
-                let in_full = command("EVAL", script.source());
-                answer = ask(&in_full, link).await?;
-            }
-            let error = match answer {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            let late = BootTime::now().saturating_since(start) >= self.timeout;
-            let redirect = match cluster {
-                Some(cluster) if redirects < REDIRECTS && !late => cluster.redirect(&error).await?,
-                _ => None,
-            };
-            match redirect {
-                None => return Err(fault(operation, &error)),
-                Some(Redirect::Again) => {
-                    tokio::time::sleep(MOVING).await;
-                    continue;
-                }
-                Some(Redirect::Moved(there)) => (*link, moving) = (there, false),
-                Some(Redirect::Ask(there)) => (*link, moving) = (there, true),
-            }
-            redirects += 1;
+        if answer.is_ok() && !counts {
+            let message = "the master was switched, so the old one's reply does not count";
+            let error = Error::new(ErrorKind::Unreachable, operation, message);
+            return Err(error.maybe_applied());
         }
-    }
-
-    /// Runs a script whose reply begins with the id of its claim, and returns the rest of the
-    /// reply.
-    pub(in crate::engines) async fn run_for(
-        &self,
-        link: &mut Link<Connection>,
-        script: Script,
-        line: &LineKeys,
-        id: ClaimId,
-        arguments: impl Fn(&mut Cmd),
-    ) -> Result<String> {
-        let arguments = |command: &mut Cmd| {
-            command.arg(id.to_string());
-            arguments(command);
-            // Makes the script write something even when it only confirms a grant, so that
-            // [`Client::replicated`] covers the grant.
-            if self.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
-                command.arg(1);
-            }
-        };
-        let answer: String = self.run(link, script, line, arguments).await?;
-        match addressed(id, &answer) {
-            Some(rest) => Ok(rest.to_owned()),
-            None => Err(self.misled(script.operation(), link).await),
-        }
+        answer
     }
 
     /// The error for a reply that belongs to another request: the connection has lost a reply.
@@ -318,14 +356,85 @@ impl Client {
     }
 }
 
-/// The rest of a reply after `id`, if the reply begins with it.
-pub(in crate::engines) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
-    let (whom, rest) = answer.split_once(' ')?;
-    (whom.parse() == Ok(id)).then_some(rest)
+impl Servers {
+    /// The servers that have lines.
+    pub(super) async fn masters(&self) -> Result<Vec<Server>> {
+        match self {
+            Self::One { server, .. } => Ok(vec![server.clone()]),
+            Self::Sentinel(sentinel) => Ok(vec![sentinel.master().await?]),
+            Self::Cluster(cluster) => cluster.masters().await,
+        }
+    }
+
+    /// Drops a connection.
+    pub(in crate::engines) async fn broken(&self, link: &Link<Connection>) {
+        match self {
+            Self::One { links, .. } => links.broken(link).await,
+            Self::Sentinel(sentinel) => sentinel.links.broken(link).await,
+            Self::Cluster(cluster) => cluster.broken(link).await,
+        }
+    }
+
+    /// Whether replies from this connection's server count. A deposed master may not yet know that
+    /// it was replaced.
+    pub(super) fn counts(&self, link: &Link<Connection>) -> bool {
+        match self {
+            Self::Sentinel(sentinel) => sentinel.is_master(link.connection.host()),
+            Self::One { .. } | Self::Cluster(_) => true,
+        }
+    }
+
+    pub(super) fn sentinel(&self) -> Option<&Sentinel> {
+        match self {
+            Self::Sentinel(sentinel) => Some(sentinel),
+            Self::One { .. } | Self::Cluster(_) => None,
+        }
+    }
+
+    /// The hosts of the URL, and whether connections to them are encrypted.
+    pub(super) fn named(&self) -> (Vec<Host>, bool) {
+        match self {
+            Self::One { server, .. } => (vec![server.host.clone()], server.tls.is_some()),
+            Self::Sentinel(sentinel) => sentinel.named(),
+            Self::Cluster(cluster) => cluster.named(),
+        }
+    }
+
+    pub(super) fn connect_timeout(&self) -> Duration {
+        match self {
+            Self::One { links, .. } => links.connect_timeout(),
+            Self::Sentinel(sentinel) => sentinel.links.connect_timeout(),
+            Self::Cluster(cluster) => cluster.connect_timeout(),
+        }
+    }
+
+    pub(in crate::engines) fn close(&self) {
+        match self {
+            Self::One { links, .. } => links.close(),
+            Self::Sentinel(sentinel) => sentinel.close(),
+            Self::Cluster(cluster) => cluster.close(),
+        }
+    }
+}
+
+/// This runtime's connection. One that is known to have ended is replaced first: the outcome of a
+/// request on it would be unknown.
+pub(super) async fn live(links: &PerRuntime<Connection>) -> Result<Link<Connection>> {
+    let link = links.get().await?;
+    if !link.connection.is_over() {
+        return Ok(link);
+    }
+    links.broken(&link).await;
+    links.get().await
+}
+
+/// The rest of a reply that begins with `reply_to`.
+pub(super) fn addressed<'a>(reply_to: &str, answer: &'a str) -> Option<&'a str> {
+    answer.strip_prefix(reply_to)?.strip_prefix(' ')
 }
 
 /// The error for a reply that can't be parsed.
-pub(in crate::engines) fn nonsense(operation: &'static str) -> Error {
+pub(in crate::engines) fn unexpected_reply(operation: &'static str) -> Error {
     let message = "unexpected reply from the server";
     Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
 }

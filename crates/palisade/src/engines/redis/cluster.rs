@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use redis::{RedisError, RedisResult, Value};
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::client::live;
 use super::config::Access;
 use super::connection::{Connection, Role, Server};
 use super::error::fault;
-use super::keys::LineKeys;
-use super::servers::live;
+use super::keys::{LineKeys, hash_tag};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
@@ -77,10 +77,11 @@ impl Map {
 
 /// Where to send a call that a server refused without executing it.
 pub(super) enum Redirect {
-    /// MOVED: to this server from now on.
-    Moved(Link<Connection>),
-    /// ASK: to this server, for this call only.
-    Ask(Link<Connection>),
+    /// MOVED: to this server from now on; ASK, if `asking`: for this call only.
+    To {
+        there: Link<Connection>,
+        asking: bool,
+    },
     /// TRYAGAIN: to the same server, after [`MOVING`].
     Again,
 }
@@ -222,14 +223,14 @@ impl Cluster {
         let Some(host) = parse(address) else {
             return Ok(None);
         };
-        let link = live(&self.node(&host)).await?;
-        if error.code() == Some("ASK") {
-            return Ok(Some(Redirect::Ask(link)));
+        let there = live(&self.node(&host)).await?;
+        let asking = error.code() == Some("ASK");
+        if !asking {
+            self.map.lock().ranges.push((slot, slot, host));
+            // Usually more than one slot has moved.
+            let _ = self.read_map().await;
         }
-        self.map.lock().ranges.push((slot, slot, host));
-        // Usually more than one slot has moved.
-        let _ = self.read_map().await;
-        Ok(Some(Redirect::Moved(link)))
+        Ok(Some(Redirect::To { there, asking }))
     }
 
     /// Reads the slot map from the first server that answers.
@@ -347,21 +348,17 @@ fn parse(address: &str) -> Option<Host> {
 
 /// The slot of a key: the checksum of its hash tag, or of the whole key.
 fn slot(key: &str) -> u16 {
-    let inside = key
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'));
-    let hashed = match inside {
-        Some((tag, _)) if !tag.is_empty() => tag,
-        _ => key,
-    };
     // CRC16/XMODEM.
-    let checksum = hashed.bytes().fold(0u16, |crc, byte| {
-        let mixed = crc ^ (u16::from(byte) << 8);
-        (0..8).fold(mixed, |crc, _| match crc & 0x8000 {
-            0 => crc << 1,
-            _ => (crc << 1) ^ 0x1021,
-        })
-    });
+    let checksum = hash_tag(key)
+        .unwrap_or(key)
+        .bytes()
+        .fold(0u16, |crc, byte| {
+            let mixed = crc ^ (u16::from(byte) << 8);
+            (0..8).fold(mixed, |crc, _| match crc & 0x8000 {
+                0 => crc << 1,
+                _ => (crc << 1) ^ 0x1021,
+            })
+        });
     checksum % SLOTS
 }
 

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 
 use super::client::{OF_ONE_SERVER, SOURCES, Script, WORK};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
-use super::notify::{Ear, alarm_channel, wake_channel};
+use super::notify::{PushReceiver, alarm_channel, wake_channel};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
@@ -39,10 +39,10 @@ pub(in crate::engines) struct Server {
 }
 
 impl Server {
-    /// A connection whose pushes go to `hear`, and the handle of the task that drives it.
+    /// A connection whose pushes go to `on_push`, and the handle of the task that drives it.
     pub(in crate::engines) async fn connect(
         &self,
-        hear: impl Fn(PushInfo) + Send + Sync + 'static,
+        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<(MultiplexedConnection, AbortHandle)> {
         let host = &self.host;
         // Both may have been rotated since the last connection.
@@ -54,7 +54,7 @@ impl Server {
             .set_nodelay(true)
             .map_err(|error| no_tcp(host, &error))?;
         let Some(tls) = tls else {
-            return self.greet(stream, &login, hear).await;
+            return self.greet(stream, &login, on_push).await;
         };
         let asked = Asked::default();
         let mut config = tls.client_config()?;
@@ -69,7 +69,7 @@ impl Server {
             Ok(stream) => stream.map_err(|error| no_tls(host, &error))?,
             Err(_) => return Err(self.no_handshake(limit).await),
         };
-        let greeted = self.greet(stream, &login, hear).await;
+        let greeted = self.greet(stream, &login, on_push).await;
         greeted.map_err(|error| match error.kind() {
             ErrorKind::Unreachable if asked.in_vain() => {
                 let message = refuses_ours(&format!("Redis at {host}"));
@@ -84,7 +84,7 @@ impl Server {
         &self,
         stream: S,
         login: &Login,
-        hear: impl Fn(PushInfo) + Send + Sync + 'static,
+        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<(MultiplexedConnection, AbortHandle)>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -101,14 +101,14 @@ impl Server {
         if let Some(password) = &login.password {
             user = user.set_password(password);
         }
-        let hear = move |push| {
-            hear(push);
+        let on_push = move |push| {
+            on_push(push);
             Ok::<(), ()>(())
         };
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
-            .set_push_sender(hear);
+            .set_push_sender(on_push);
         let greeted = MultiplexedConnection::new_with_config(&user, stream, config).await;
         let (connection, driver) = greeted.map_err(|error| no_login(self, login, &error))?;
         Ok((connection, tokio::spawn(driver).abort_handle()))
@@ -194,8 +194,8 @@ struct Shared {
     /// The hashes of the scripts of work queues, once a queue was used.
     work: OnceCell<Vec<String>>,
     over: watch::Receiver<bool>,
-    /// Set once the connection is subscribed to grants (`wakes`) or evictions (`alarms`).
-    wakes: OnceCell<()>,
+    /// Set once the connection is subscribed to grants, or to evictions (`alarms`).
+    grants: OnceCell<()>,
     alarms: OnceCell<()>,
     driver: AbortHandle,
 }
@@ -217,8 +217,9 @@ impl Connection {
             Role::Alone | Role::Master | Role::Shard => (OF_ONE_SERVER, None),
             Role::Voter(freed) => (SOURCES.len(), Some(Arc::clone(freed))),
         };
-        let (ear, over) = Ear::new(hub, freed);
-        let (multiplexed, driver) = server.connect(move |push| ear.hear(&push)).await?;
+        let (receiver, over) = PushReceiver::new(hub, freed);
+        let on_push = move |push| receiver.receive(&push);
+        let (multiplexed, driver) = server.connect(on_push).await?;
         let (mut loading, mut asking) = (multiplexed.clone(), multiplexed.clone());
         let mut load = redis::pipe();
         for source in &SOURCES[..scripts] {
@@ -254,21 +255,21 @@ impl Connection {
                 hashes,
                 work: OnceCell::new(),
                 over,
-                wakes: OnceCell::new(),
+                grants: OnceCell::new(),
                 alarms: OnceCell::new(),
                 driver,
             }),
         })
     }
 
-    /// The hash that the server knows a script by.
+    /// The hash that the server knows a script by. With an unknown one the server answers NOSCRIPT,
+    /// and the script is sent in full.
     pub(in crate::engines) fn hash(&self, script: Script) -> &str {
-        let hash = match (script as usize).checked_sub(SOURCES.len()) {
+        match (script as usize).checked_sub(SOURCES.len()) {
             None => self.shared.hashes.get(script as usize),
             Some(at) => self.shared.work.get().and_then(|hashes| hashes.get(at)),
-        };
-        // An unknown hash: the server answers NOSCRIPT, and the script is sent in full.
-        hash.map_or("", String::as_str)
+        }
+        .map_or("", String::as_str)
     }
 
     /// Loads the scripts of work queues, once. A failure surfaces when one of them is run.
@@ -303,20 +304,20 @@ impl Connection {
     }
 
     /// Whether the connection is subscribed to grants.
-    pub(in crate::engines) fn hears_wakes(&self) -> bool {
-        self.shared.wakes.initialized()
+    pub(super) fn receives_grants(&self) -> bool {
+        self.shared.grants.initialized()
     }
 
     /// Subscribes to grants, once.
-    pub(in crate::engines) async fn hear_wakes(&self, hub: &PushHub) -> Result<()> {
-        let hear = || self.subscribe(wake_channel(hub));
-        self.shared.wakes.get_or_try_init(hear).await.copied()
+    pub(super) async fn subscribe_to_grants(&self, hub: &PushHub) -> Result<()> {
+        let subscribe = || self.subscribe(wake_channel(hub));
+        self.shared.grants.get_or_try_init(subscribe).await.copied()
     }
 
     /// Subscribes to evictions, once.
-    pub(in crate::engines) async fn hear_alarms(&self, hub: &PushHub) -> Result<()> {
-        let hear = || self.subscribe(alarm_channel(hub));
-        self.shared.alarms.get_or_try_init(hear).await.copied()
+    pub(super) async fn subscribe_to_alarms(&self, hub: &PushHub) -> Result<()> {
+        let subscribe = || self.subscribe(alarm_channel(hub));
+        self.shared.alarms.get_or_try_init(subscribe).await.copied()
     }
 
     pub(in crate::engines) async fn subscribe(&self, channel: String) -> Result<()> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use redis::{Cmd, FromRedisValue};
 
-use super::client::{Client, Script, nonsense};
+use super::client::{Client, Script, unexpected_reply};
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
@@ -114,7 +114,7 @@ impl RedisFence {
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
         let keys = self.client.keys.fenced(resource)?;
-        let mut link = self.client.link_to(&keys).await?;
+        let mut link = self.client.link(Some(&keys)).await?;
         let add = |command: &mut Cmd| {
             command.arg(what);
             arguments(command);
@@ -132,7 +132,7 @@ impl RedisFence {
     ) -> Result<Verdict> {
         let (number, once) = (token.stored()?, u8::from(self.rule == Rule::Strict));
         let keys = self.client.keys.fenced(resource)?;
-        let mut link = self.client.link_to(&keys).await?;
+        let mut link = self.client.link(Some(&keys)).await?;
         let add = |command: &mut Cmd| {
             command.arg(what).arg(digits(number)).arg(once);
             data(command);
@@ -206,5 +206,5 @@ impl Fence for RedisFence {
 }
 
 fn token_of(mark: &str) -> Result<Token> {
-    read_digits(mark.as_bytes()).ok_or_else(|| nonsense("fence"))
+    read_digits(mark.as_bytes()).ok_or_else(|| unexpected_reply("fence"))
 }

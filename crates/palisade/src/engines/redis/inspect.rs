@@ -28,7 +28,7 @@ impl Client {
         let found = match scope {
             Scope::Line(name) => vec![(name.clone(), self.keys.line(name)?)],
             Scope::Prefix(prefix) => {
-                let links = self.servers.all().await?;
+                let links = self.links().await?;
                 let lines = links.iter().map(|link| self.lines(link, prefix));
                 // A line that migrates during the scan may be found on both servers.
                 let mut found = BTreeMap::new();
@@ -70,7 +70,7 @@ impl Client {
 
     /// The report of one line; `None` when it is empty.
     async fn report(&self, name: &Name, keys: &LineKeys) -> Result<Option<LineReport>> {
-        let mut link = self.link_to(keys).await?;
+        let mut link = self.link(Some(keys)).await?;
         let answer: Value = self.run(&mut link, Script::Survey, keys, |_| ()).await?;
         let (capacity, mut holders, waiters) =
             read(&answer).ok_or_else(|| garbled("survey", &answer))?;

@@ -8,8 +8,6 @@
 //! key is `{KEY}:palisade`, or `KEY:palisade` if KEY has a hash tag of its own. No line's own key
 //! may look like a state key of another line.
 
-use std::borrow::Cow;
-
 use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::name::Name;
 
@@ -65,19 +63,24 @@ impl Keys {
     /// The prefixes of all keys of lines whose names begin with `prefix`; none if every key
     /// matches.
     pub(in crate::engines) fn beginnings(&self, prefix: &str) -> Vec<String> {
-        let key = if self.prefix.is_empty() {
-            prefix.to_owned()
-        } else {
-            format!("{}{}", self.prefix, encode(prefix))
-        };
+        let key = self.key(prefix);
         if key.is_empty() {
             return Vec::new();
         }
         let beside = format!("{{{key}");
-        if tagged(&self.prefix) || beside.starts_with(&key) {
+        if hash_tag(&self.prefix).is_some() || beside.starts_with(&key) {
             vec![key]
         } else {
             vec![key, beside]
+        }
+    }
+
+    /// The key of a name, or the beginning of the keys of all names that begin so.
+    fn key(&self, name: &str) -> String {
+        if self.prefix.is_empty() {
+            name.to_owned()
+        } else {
+            [self.prefix.as_str(), &encode(name)].concat()
         }
     }
 
@@ -87,16 +90,13 @@ impl Keys {
     /// [`ErrorKind::InvalidName`] with an empty namespace, if the braces of the name allow no state
     /// key in the same slot; also if the key could be a state key of another line.
     pub(in crate::engines) fn line(&self, name: &Name) -> Result<LineKeys> {
-        let key = if self.prefix.is_empty() {
-            name.as_str().to_owned()
-        } else {
-            [&self.prefix, &*encode(name.as_str())].concat()
-        };
+        let key = self.key(name.as_str());
         let refuse = |message| Error::new(ErrorKind::InvalidName, "name", message);
         let state = beside(&key).ok_or_else(|| {
             refuse("with an empty namespace, a } in a name needs a { before it, with something in between")
         })?;
-        if is_beside(&key) {
+        // State keys have a hash tag, so a key without one needs no closer look.
+        if hash_tag(&key).is_some() && is_beside(&key) {
             return Err(refuse(
                 "palisade keeps the records of another lock under this key; use a name that does not end so",
             ));
@@ -147,8 +147,8 @@ impl Keys {
         if self.prefix.is_empty() {
             return format!("*{SUFFIX}");
         }
-        let begin = escape(&format!("{}{}", self.prefix, encode(prefix)));
-        if tagged(&self.prefix) {
+        let begin = escape(&self.key(prefix));
+        if hash_tag(&self.prefix).is_some() {
             format!("{begin}*{SUFFIX}")
         } else {
             format!("{{{begin}*}}{SUFFIX}")
@@ -177,20 +177,20 @@ impl Keys {
     }
 }
 
-/// Whether the key has a hash tag.
-fn tagged(key: &str) -> bool {
-    let inside = key
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'));
-    inside.is_some_and(|(tag, _)| !tag.is_empty())
+/// The hash tag of a key: the part that Redis hashes in place of the whole key.
+pub(super) fn hash_tag(key: &str) -> Option<&str> {
+    key.split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map(|(tag, _)| tag)
+        .filter(|tag| !tag.is_empty())
 }
 
 /// The state key of a key; `None` if no such key is in the same slot.
 fn beside(key: &str) -> Option<String> {
-    match (tagged(key), key.contains('}')) {
-        (true, _) => Some([key, SUFFIX].concat()),
-        (false, true) => None,
-        (false, false) => Some(["{", key, "}", SUFFIX].concat()),
+    match (hash_tag(key), key.contains('}')) {
+        (Some(_), _) => Some([key, SUFFIX].concat()),
+        (None, true) => None,
+        (None, false) => Some(["{", key, "}", SUFFIX].concat()),
     }
 }
 
@@ -215,15 +215,10 @@ fn is_beside(key: &str) -> bool {
     states.chain([key]).any(|state| owner_of(state).is_some())
 }
 
-fn encode(name: &str) -> Cow<'_, str> {
-    if !name.contains(['%', '{', '}']) {
-        return Cow::Borrowed(name);
-    }
-    let encoded = name
-        .replace('%', "%25")
+fn encode(name: &str) -> String {
+    name.replace('%', "%25")
         .replace('{', "%7B")
-        .replace('}', "%7D");
-    Cow::Owned(encoded)
+        .replace('}', "%7D")
 }
 
 fn decode(key: &str) -> Option<String> {
@@ -252,13 +247,7 @@ mod tests {
 
     /// The part of a key that Redis hashes.
     fn hashed(key: &str) -> &str {
-        match key
-            .split_once('{')
-            .and_then(|(_, rest)| rest.split_once('}'))
-        {
-            Some((tag, _)) if !tag.is_empty() => tag,
-            _ => key,
-        }
+        hash_tag(key).unwrap_or(key)
     }
 
     #[test]

@@ -24,17 +24,15 @@ mod queue;
 mod release;
 mod renew;
 mod sentinel;
-pub(in crate::engines) mod servers;
 
 use std::sync::Arc;
 
-use self::client::Client;
+use self::client::{Client, Servers};
 use self::cluster::Cluster;
 use self::config::{Target, Way};
 use self::connection::{Connection, Role};
 use self::keys::Keys;
 use self::sentinel::Sentinel;
-use self::servers::{One, Servers};
 use crate::core::capability::Capability;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::Engine;
@@ -45,6 +43,7 @@ use crate::core::url::{Settings, Url};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{PerRuntime, absent, rooms};
 
+pub(in crate::engines) use acquire::ROUNDING;
 pub use config::Redis;
 pub(crate) use config::{CLUSTER, FACTORY, SENTINEL};
 pub use fence::{Fields, RedisFence};
@@ -69,12 +68,12 @@ async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
     let limit = settings.connect_timeout;
     let servers = match target.way {
         Way::One(server) => {
-            let (to, ear) = (server.clone(), Arc::clone(&hub));
+            let (to, hub) = (server.clone(), Arc::clone(&hub));
             let links = PerRuntime::new(limit, move || {
-                Box::pin(Connection::open(to.clone(), Arc::clone(&ear), Role::Alone))
+                Box::pin(Connection::open(to.clone(), Arc::clone(&hub), Role::Alone))
             });
             let links = links.to(&server.host);
-            Servers::One(One { server, links })
+            Servers::One { server, links }
         }
         Way::Sentinel {
             name,
@@ -94,7 +93,7 @@ async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
         timeout: settings.timeout,
     };
     // A wrong address or login is reported now and not at the first lock.
-    client.servers.link(None).await?;
+    client.link(None).await?;
     Ok(Arc::new(client))
 }
 

@@ -37,7 +37,7 @@ pub(in crate::engines) fn alarm_channel(hub: &PushHub) -> String {
 pub(in crate::engines) const FREE: &str = "palisade:free:";
 
 /// Dispatches a message: grants with their tokens, evictions, or a line that is free.
-fn hear(hub: &PushHub, freed: Option<&Freed>, push: &PushInfo) {
+fn dispatch(hub: &PushHub, freed: Option<&Freed>, push: &PushInfo) {
     let PushKind::Message = push.kind else { return };
     let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() else {
         return;
@@ -59,14 +59,14 @@ fn hear(hub: &PushHub, freed: Option<&Freed>, push: &PushInfo) {
 
 /// Receives the pushes of one connection. It is dropped with the task that drives the connection,
 /// however that task ends.
-pub(in crate::engines) struct Ear {
+pub(in crate::engines) struct PushReceiver {
     hub: Arc<PushHub>,
     freed: Option<Freed>,
     over: watch::Sender<bool>,
 }
 
-impl Ear {
-    /// An ear, and the signal that its connection has ended.
+impl PushReceiver {
+    /// A receiver, and the signal that its connection has ended.
     pub(in crate::engines) fn new(
         hub: Arc<PushHub>,
         freed: Option<Freed>,
@@ -75,10 +75,10 @@ impl Ear {
         (Self { hub, freed, over }, told)
     }
 
-    pub(in crate::engines) fn hear(&self, push: &PushInfo) {
+    pub(in crate::engines) fn receive(&self, push: &PushInfo) {
         match push.kind {
             PushKind::Disconnection => self.end(),
-            _ => hear(&self.hub, self.freed.as_ref(), push),
+            _ => dispatch(&self.hub, self.freed.as_ref(), push),
         }
     }
 
@@ -89,7 +89,7 @@ impl Ear {
     }
 }
 
-impl Drop for Ear {
+impl Drop for PushReceiver {
     fn drop(&mut self) {
         self.end();
     }
@@ -111,11 +111,11 @@ pub(in crate::engines) fn alarms(client: &Arc<Client>) -> BoxStream<Alarm> {
 
 fn evictions(client: Arc<Client>) -> BoxStream<Alarm> {
     struct Listening {
-        heard: broadcast::Receiver<Alarm>,
+        alarms: broadcast::Receiver<Alarm>,
         over: Option<watch::Receiver<bool>>,
     }
     let listening = Listening {
-        heard: client.hub.alarms(),
+        alarms: client.hub.alarms(),
         over: None,
     };
     stream::unfold((client, listening), |(client, mut listening)| async move {
@@ -132,7 +132,7 @@ fn evictions(client: Arc<Client>) -> BoxStream<Alarm> {
             };
             let alarm = tokio::select! {
                 () = ended(over) => None,
-                alarm = listening.heard.recv() => Some(alarm),
+                alarm = listening.alarms.recv() => Some(alarm),
             };
             let alarm = match alarm {
                 None => {
@@ -155,18 +155,10 @@ async fn ended(over: &mut watch::Receiver<bool>) {
 }
 
 async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
-    let link = client.servers.link(None).await?;
-    let hear = link.connection.hear_alarms(&client.hub);
-    let heard = tokio::time::timeout(client.timeout, hear).await;
-    match heard {
-        Ok(Ok(())) => Ok(link.connection.over()),
-        Ok(Err(error)) => Err(error),
-        Err(_) => {
-            client.servers.broken(&link).await;
-            let message = "no answer in time";
-            Err(Error::new(ErrorKind::Unreachable, "subscribe", message))
-        }
-    }
+    let link = client.link(None).await?;
+    let subscribe = link.connection.subscribe_to_alarms(&client.hub);
+    client.subscribed(&link, subscribe).await?;
+    Ok(link.connection.over())
 }
 
 /// A watch's connections, one per server; they close when this is dropped.
@@ -214,7 +206,7 @@ pub(in crate::engines) fn watch(client: &Arc<Client>, scope: &Scope) -> BoxStrea
 /// mode. It costs the server nothing while nobody watches, and it covers the writes of other tools.
 async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
     let (changed, over) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (rings, ends) = (Arc::clone(&changed), Arc::clone(&over));
+    let (changes, ends) = (Arc::clone(&changed), Arc::clone(&over));
     let mut track = redis::cmd("CLIENT");
     track.arg("TRACKING").arg("ON").arg("BCAST");
     let prefix = match scope {
@@ -236,20 +228,20 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
         };
         name.is_some_and(|name| scope.includes(name.as_str()))
     };
-    let hear = Arc::new(
+    let on_push = Arc::new(
         move |push: PushInfo| match (&push.kind, push.data.first()) {
             (PushKind::Disconnection, _) => ends.notify_one(),
             (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
             // A key in scope, or all keys (a flush).
-            (PushKind::Invalidate, _) => rings.notify_one(),
+            (PushKind::Invalidate, _) => changes.notify_one(),
             _ => {}
         },
     );
     let listen = async {
         let masters = client.servers.masters().await?;
         let connections = masters.iter().map(|server| async {
-            let hear = Arc::clone(&hear);
-            let (mut connection, _) = server.connect(move |push| hear(push)).await?;
+            let on_push = Arc::clone(&on_push);
+            let (mut connection, _) = server.connect(move |push| on_push(push)).await?;
             let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
             tracked.map_err(|error| fault("watch", &error))?;
             Ok(connection)
@@ -278,12 +270,12 @@ mod tests {
     fn a_push_grants_only_what_the_line_had_not_given_before() {
         let hub = PushHub::new();
         let claim = ClaimId::random();
-        let bell = hub.bell(claim);
+        let waiter = hub.waiter(claim);
         let push = |token: &str| {
             let other = ClaimId::random();
             let told = [
                 wake_channel(&hub),
-                format!("{other} 99,{claim}{token},nonsense"),
+                format!("{other} 99,{claim}{token},unreadable"),
             ];
             let push = PushInfo {
                 kind: PushKind::Message,
@@ -291,18 +283,18 @@ mod tests {
                     .map(|text| Value::BulkString(text.into_bytes()))
                     .to_vec(),
             };
-            hear(&hub, None, &push);
+            dispatch(&hub, None, &push);
         };
         push(" 7");
-        assert_eq!(bell.granted(), None, "nobody has said yet that it waits");
-        bell.waits(7, BootTime::NEVER);
-        assert_eq!(bell.granted(), None, "that was before");
+        assert_eq!(waiter.granted(), None, "nobody has said yet that it waits");
+        waiter.waits(7, BootTime::NEVER);
+        assert_eq!(waiter.granted(), None, "that was before");
         push(" x");
         push("");
-        assert_eq!(bell.granted(), None, "these say nothing");
+        assert_eq!(waiter.granted(), None, "these say nothing");
         push(" 8");
-        assert_eq!(bell.granted(), Some(8));
+        assert_eq!(waiter.granted(), Some(8));
         push(" 7");
-        assert_eq!(bell.granted(), Some(8), "late");
+        assert_eq!(waiter.granted(), Some(8), "late");
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, try_join_all};
 use redis::{Cmd, RedisResult, Value};
 
-use super::client::{Client, EFFECT, Script, nonsense};
+use super::client::{Client, EFFECT, Script, unexpected_reply};
 use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
@@ -51,7 +51,7 @@ impl RedisQueues {
     }
 
     async fn link(&self, keys: &LineKeys) -> Result<Link<Connection>> {
-        let link = self.client.link_to(keys).await?;
+        let link = self.client.link(Some(keys)).await?;
         link.connection.load_work().await;
         Ok(link)
     }
@@ -141,7 +141,7 @@ impl RedisQueues {
         let answer = self.ask(Script::WorkShow, name, add).await?;
         let number = |at: usize| answer.get(at).and_then(number::<u64>);
         let mut report = QueueReport::empty(name.as_str());
-        let unreadable = || nonsense("survey");
+        let unreadable = || unexpected_reply("survey");
         report.ready = number(0).ok_or_else(unreadable)?;
         report.delayed = number(1).ok_or_else(unreadable)?;
         report.claimed = number(2).ok_or_else(unreadable)?;
@@ -163,7 +163,7 @@ impl RedisQueues {
         };
         let answer = self.ask(Script::WorkOperate, queue, add).await?;
         let count = answer.first().and_then(number);
-        count.ok_or_else(|| nonsense("operate"))
+        count.ok_or_else(|| unexpected_reply("operate"))
     }
 
     async fn renewed(
@@ -253,7 +253,7 @@ impl QueueStore for RedisQueues {
             self.client.replicated("push", &link).await?;
             let (rows, _) = answer.as_chunks::<2>();
             let pushed = drafts.iter().zip(rows).map(|(draft, [of, duplicate])| {
-                let number = number(of).ok_or_else(|| nonsense("push"))?;
+                let number = number(of).ok_or_else(|| unexpected_reply("push"))?;
                 let duplicate = text(duplicate).as_deref() == Some("1");
                 Ok(Pushed::new(draft.id.clone(), number, duplicate))
             });
@@ -267,10 +267,9 @@ impl QueueStore for RedisQueues {
             let mut link = self.link(&keys).await?;
             let mut sleeper = String::new();
             if let Some(id) = take.sleeper {
-                // The bell is registered before the sleeper, so that the message that wakes it
-                // finds the bell.
-                self.client.hear(&link).await?;
-                self.client.hub.bell(id);
+                // The sleeper is registered here first, so that the message that wakes it finds it.
+                self.client.receive_grants(&link).await?;
+                self.client.hub.waiter(id);
                 sleeper = format!("{} {id}", self.client.hub.channel);
             }
             let add = |command: &mut Cmd| {
@@ -284,11 +283,13 @@ impl QueueStore for RedisQueues {
                 command.arg(&take.owner).arg(&sleeper);
             };
             let answer = self.run(&mut link, Script::WorkClaim, &keys, add).await?;
-            let (next, messages) = answer.split_first().ok_or_else(|| nonsense("claim"))?;
+            let (next, messages) = answer
+                .split_first()
+                .ok_or_else(|| unexpected_reply("claim"))?;
             let (rows, _) = messages.as_chunks::<CLAIMED>();
             let mut messages = Vec::with_capacity(rows.len());
             for [of, id, key, token, attempt, body] in rows {
-                let unreadable = || nonsense("claim");
+                let unreadable = || unexpected_reply("claim");
                 messages.push(Delivery {
                     number: number(of).ok_or_else(unreadable)?,
                     id: text(id).filter(|id| !id.is_empty()),
@@ -308,8 +309,8 @@ impl QueueStore for RedisQueues {
 
     fn sleep(&self, sleeper: ClaimId, until: BootTime) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let bell = self.client.hub.bell(sleeper);
-            let _ = tokio::time::timeout(until.remaining(), bell.rung.notified()).await;
+            let waiter = self.client.hub.waiter(sleeper);
+            let _ = tokio::time::timeout(until.remaining(), waiter.woken.notified()).await;
             Ok(())
         })
     }
@@ -350,7 +351,7 @@ impl QueueStore for RedisQueues {
             let mut names = match &scope {
                 Scope::Line(name) => vec![name.clone()],
                 Scope::Prefix(prefix) => {
-                    let links = self.client.servers.all().await?;
+                    let links = self.client.links().await?;
                     let found = links.iter().map(|link| self.found(link, prefix));
                     try_join_all(found).await?.into_iter().flatten().collect()
                 }
@@ -384,7 +385,7 @@ impl QueueStore for RedisQueues {
             let (rows, _) = answer.as_chunks::<SHOWN>();
             let shown = rows
                 .iter()
-                .map(|row| Ok(shown(row).ok_or_else(|| nonsense("list"))?.0));
+                .map(|row| Ok(shown(row).ok_or_else(|| unexpected_reply("list"))?.0));
             shown.collect()
         })
     }
@@ -397,7 +398,7 @@ impl QueueStore for RedisQueues {
             let answer = self.ask(Script::WorkShow, &queue, add).await?;
             let (rows, _) = answer.as_chunks::<SHOWN>();
             let row = rows.first();
-            row.map(|row| shown(row).ok_or_else(|| nonsense("read")))
+            row.map(|row| shown(row).ok_or_else(|| unexpected_reply("read")))
                 .transpose()
         })
     }
@@ -527,7 +528,7 @@ impl RedisMessage for Message {
     async fn done_with(self, effect: Effect) -> Result<Value> {
         let store = self.store::<RedisQueues>().ok_or_else(other_engine)?;
         let keys = store.client.keys.queue(self.queue())?;
-        let link = store.client.link_to(&keys).await?;
+        let link = store.client.link(Some(&keys)).await?;
         self.part();
         let (receipt, word) = (self.receipt(), ClaimId::random().to_string());
         let mut command = redis::cmd("EVAL");

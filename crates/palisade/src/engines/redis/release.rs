@@ -15,12 +15,13 @@ impl Client {
     pub(in crate::engines) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
         self.hub.forget(ticket.claim);
         let keys = self.keys.line(&ticket.name)?;
-        let mut link = self.link_to(&keys).await?;
+        let mut link = self.link(Some(&keys)).await?;
+        let id = ticket.claim.to_string();
         let arguments = |command: &mut Cmd| {
             let doubt = if ticket.in_doubt { "?" } else { "" };
-            command.arg(format!("{}{doubt}", ticket.sequence));
+            command.arg(&id).arg(format!("{}{doubt}", ticket.sequence));
         };
-        let answer = self.run_for(&mut link, Script::Leave, &keys, ticket.claim, arguments);
+        let answer = self.run_for(&mut link, Script::Leave, &keys, &id, arguments);
         Ok(match answer.await?.as_str() {
             "left" => Left::Done,
             _ => Left::Absent,
@@ -33,7 +34,7 @@ impl Client {
         amendment: &Amendment,
     ) -> Result<Amended> {
         let keys = self.keys.line(&ticket.name)?;
-        let mut link = self.link_to(&keys).await?;
+        let mut link = self.link(Some(&keys)).await?;
         let arguments = |command: &mut Cmd| {
             command.arg(ticket.claim.to_string()).arg(ticket.sequence);
             match amendment {
@@ -62,7 +63,7 @@ impl Client {
         eviction: Eviction,
     ) -> Result<bool> {
         let keys = self.keys.line(name)?;
-        let mut link = self.link_to(&keys).await?;
+        let mut link = self.link(Some(&keys)).await?;
         let how = match eviction {
             Eviction::Mark => "mark",
             Eviction::Remove => "remove",
@@ -84,7 +85,7 @@ impl Client {
 
     pub(in crate::engines) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
         let keys = self.keys.line(name)?;
-        let mut link = self.link_to(&keys).await?;
+        let mut link = self.link(Some(&keys)).await?;
         let arguments = |command: &mut Cmd| {
             command.arg(capacity).arg(READERS);
         };

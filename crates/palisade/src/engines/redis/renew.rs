@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, RedisResult};
 
-use super::client::{Client, Script, addressed, nonsense};
+use super::client::{Client, Script, Servers, addressed, unexpected_reply};
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::LineKeys;
@@ -42,7 +42,7 @@ impl Client {
             Some(_) => match answers.next() {
                 Some(Ok(word)) => renewal(&word, sent),
                 Some(Err(error)) => Renewal::Unknown(error.maybe_applied()),
-                None => Renewal::Unknown(nonsense("renew")),
+                None => Renewal::Unknown(unexpected_reply("renew")),
             },
         };
         asked.iter().map(answer).collect()
@@ -56,7 +56,7 @@ impl Client {
         within: Duration,
     ) -> Vec<Result<String>> {
         let start = BootTime::now();
-        let linking = join_all(known.iter().map(|(_, keys)| self.link_to(keys)));
+        let linking = join_all(known.iter().map(|(_, keys)| self.link(Some(keys))));
         let links = match timed("renew", within, linking).await {
             Ok(links) => links,
             Err(late) => return known.iter().map(|_| Err(late.clone())).collect(),
@@ -102,7 +102,7 @@ impl Client {
                 answers[*at] = Some(renewal);
             }
         }
-        let unanswered = || Err(nonsense("renew"));
+        let unanswered = || Err(unexpected_reply("renew"));
         answers
             .into_iter()
             .map(|a| a.unwrap_or_else(unanswered))
@@ -118,17 +118,18 @@ impl Client {
     ) -> Vec<Result<String>> {
         let mut words = Vec::with_capacity(lines.len());
         for ((ticket, keys), answer) in lines.iter().zip(answers) {
+            let id = ticket.claim.to_string();
             words.push(match answer {
-                Ok(answer) => match addressed(ticket.claim, &answer) {
+                Ok(answer) => match addressed(&id, &answer) {
                     Some(word) => Ok(word.to_owned()),
                     None => Err(self.misled("renew", link).await),
                 },
-                Err(_) if self.servers.cluster().is_some() => {
+                Err(_) if matches!(self.servers, Servers::Cluster(_)) => {
                     let (mut link, sequence) = (link.clone(), ticket.sequence);
                     let arguments = |command: &mut Cmd| {
-                        command.arg(sequence);
+                        command.arg(&id).arg(sequence);
                     };
-                    self.run_for(&mut link, Script::Renew, keys, ticket.claim, arguments)
+                    self.run_for(&mut link, Script::Renew, keys, &id, arguments)
                         .await
                 }
                 Err(error) => Err(fault("renew", &error)),
@@ -165,16 +166,14 @@ impl Client {
             // harmless.
             answered = pipeline.query_async(&mut connection).await;
         }
-        let broken = match &answered {
-            Ok(answers) => answers
-                .iter()
-                .filter_map(|a| a.as_ref().err())
-                .any(is_broken),
-            Err(error) => is_broken(error),
+        let lost_one = |answers: &Answers| {
+            let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
+            failed.any(is_broken)
         };
-        if broken {
+        if answered.as_ref().is_ok_and(lost_one) {
             self.servers.broken(link).await;
         }
+        let answered = self.judged("renew", link, Ok(answered)).await?;
         answered.map_err(|error| fault("renew", &error))
     }
 }

@@ -1,28 +1,28 @@
-//! `enter` and `wait`: a claim asks all servers at once, and holds when a majority votes for it.
+//! `enter` and `wait`, and the waiting claims of this client.
 //!
-//! An attempt ends as soon as its result is certain, and it is completed even if its caller stops
-//! waiting: votes that fall short of a majority are retracted, including those that may still be in
-//! flight. The servers keep no queue. A waiter is notified that the line is free, and tries again.
+//! The servers keep no queue. A waiter is notified that the line is free, and tries again. A line
+//! with waiters is subscribed to at every server, and unsubscribed some time after its last waiter
+//! has gone.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::Redlock;
-use super::node::{Ballot, Doubt, Retracted, Vote};
-use super::quorum::{self, Token};
-use super::waiting::{Stage, Waiter};
-use crate::core::claim::{Ask, Claim};
+use super::ballot::{Tried, attempt};
+use super::waiter::{LineWatch, Stage, User, Waiter};
+use crate::core::claim::{Ask, Claim, ClaimId};
 use crate::core::clock::BootTime;
-use crate::core::engine::{BoxFuture, Entered, Place};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::line::capacity_mismatch;
+use crate::core::engine::{Entered, Place};
+use crate::core::error::Result;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::finish::finish;
-use crate::engines::redis::keys::LineKeys;
 
 /// A notification can be lost, and other tools send none, so a waiter tries at least this often.
 const TRIES_EVERY: Duration = Duration::from_millis(500);
@@ -36,31 +36,8 @@ const SPREAD: Duration = Duration::from_millis(3);
 const APART: Duration = Duration::from_millis(4);
 const FURTHEST_APART: Duration = Duration::from_millis(128);
 
-/// How many permits one attempt tries when others take them first.
-const PERMITS_TRIED: usize = 16;
-
-/// The pause before a failed retraction is retried.
-const AGAIN: Duration = Duration::from_millis(200);
-
-/// The votes that are still in flight.
-type Asked = FuturesUnordered<BoxFuture<(usize, Vote)>>;
-
-/// The result of an attempt.
-enum Tried {
-    Held {
-        sequence: u64,
-        armed: LeaseStart,
-    },
-    /// Other claims hold it.
-    Behind {
-        /// When a majority may be free.
-        due: Duration,
-        /// Whether contenders split the votes.
-        split: bool,
-    },
-    /// The claim was left during the attempt.
-    Left,
-}
+/// How long a line stays subscribed after its last waiter, because its waiters often return soon.
+const LINGERING: Duration = Duration::from_secs(10);
 
 pub(super) async fn enter(engine: &Arc<Redlock>, claim: &Arc<Claim>) -> Result<Entered> {
     let keys = engine.keys.line(&claim.name)?;
@@ -68,11 +45,10 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: &Arc<Claim>) -> Result<E
         return Ok(Entered::Busy);
     }
     let began = BootTime::now();
-    let approach = engine.waiting.approach(&keys);
+    let Approach { line, others, user } = engine.waiting.approach(&keys.key);
     // The claims of one client take turns: asking all at once would only split the votes and delay
     // the servers' replies.
-    let behind_ours = approach.others && claim.queue;
-    let tried = if behind_ours {
+    let tried = if others && claim.queue {
         Tried::Behind {
             due: Duration::ZERO,
             split: false,
@@ -100,7 +76,8 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: &Arc<Claim>) -> Result<E
                 ttl: claim.ttl,
             };
             if engine.waiting.get(claim.id).is_none() {
-                engine.waiting.add(claim, &keys, armed);
+                let waiter = Waiter::new(claim, &keys, line, armed);
+                engine.waiting.add(Arc::new(waiter), user);
             }
             Ok(Entered::In {
                 ticket: Ticket::own(claim.name.clone(), claim.id),
@@ -119,7 +96,7 @@ pub(super) async fn wait(engine: &Arc<Redlock>, ticket: &Ticket, until: BootTime
     let Some(waiter) = engine.waiting.get(ticket.claim) else {
         return look(engine, ticket).await;
     };
-    let mut rings = waiter.line.rings();
+    let mut freed = waiter.line.freed.subscribe();
     let limit = engine.limit(waiter.claim.ttl);
     loop {
         match waiter.stage() {
@@ -140,7 +117,7 @@ pub(super) async fn wait(engine: &Arc<Redlock>, ticket: &Ticket, until: BootTime
                 return Ok(Place::Waiting);
             }
         } else {
-            sleep(engine, &waiter, &mut rings, until).await;
+            sleep(engine, &waiter, &mut freed, until).await;
         }
     }
 }
@@ -150,12 +127,12 @@ pub(super) async fn wait(engine: &Arc<Redlock>, ticket: &Ticket, until: BootTime
 async fn sleep(
     engine: &Redlock,
     waiter: &Waiter,
-    rings: &mut tokio::sync::watch::Receiver<Vec<u64>>,
+    freed: &mut watch::Receiver<Vec<u64>>,
     until: BootTime,
 ) {
     let mut others_by = BootTime::NEVER;
     loop {
-        rings.mark_unchanged();
+        freed.mark_unchanged();
         if waiter.is_due(engine.quorum) || until.has_passed() {
             return;
         }
@@ -167,8 +144,8 @@ async fn sleep(
         }
         tokio::select! {
             biased;
-            () = waiter.bell.notified() => return,
-            changed = rings.changed() => if changed.is_err() { return },
+            () = waiter.changed.notified() => return,
+            changed = freed.changed() => if changed.is_err() { return },
             () = sync::sleep_until(waiter.due().min(until).min(others_by)) => {}
         }
     }
@@ -202,14 +179,14 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
                 waiter.set(Stage::Held(sequence));
             }
             Ok(Tried::Behind { due, split }) => {
-                let wait = match split {
-                    true => {
-                        let bound = APART * 2u32.pow(waiter.split().min(8));
-                        rand::random_range(Duration::ZERO..=bound.min(FURTHEST_APART))
-                    }
+                let wait = if split {
+                    let bound = APART * 2u32.pow(waiter.split().min(8));
+                    rand::random_range(Duration::ZERO..=bound.min(FURTHEST_APART))
+                } else if due.is_zero() {
                     // The holder's lease has no end, or the servers did not tell it.
-                    false if due.is_zero() => jittered(TRIES_EVERY),
-                    false => due.min(jittered(TRIES_EVERY)),
+                    jittered(TRIES_EVERY)
+                } else {
+                    due.min(jittered(TRIES_EVERY))
                 };
                 turn.due = now + wait;
                 waiter.tried(turn.due);
@@ -233,247 +210,6 @@ fn jittered(time: Duration) -> Duration {
     time.mul_f64(rand::random_range(0.75..1.0))
 }
 
-/// Asks all servers until a majority has voted for the claim, or can no longer do so. A claim for a
-/// permit tries one permit after another.
-async fn attempt(engine: Arc<Redlock>, claim: Arc<Claim>, keys: LineKeys) -> Result<Tried> {
-    let Ask::Part { capacity, .. } = claim.ask else {
-        let (tried, _) = ballot(&engine, &claim, &keys, None).await?;
-        return Ok(tried);
-    };
-    let spread = rand::random();
-    let mut tried = vec![spread % capacity + 1];
-    loop {
-        let permit = tried.last().copied();
-        let (came_to, votes) = ballot(&engine, &claim, &keys, permit).await?;
-        let Tried::Behind { .. } = came_to else {
-            return Ok(came_to);
-        };
-        match quorum::permit(&votes, engine.quorum, capacity, &tried, spread) {
-            Some(next) if tried.len() < PERMITS_TRIED => tried.push(next),
-            _ => return Ok(came_to),
-        }
-    }
-}
-
-/// One vote by all servers; returns the result and each server's answer.
-async fn ballot(
-    engine: &Arc<Redlock>,
-    claim: &Arc<Claim>,
-    keys: &LineKeys,
-    permit: Option<u32>,
-) -> Result<(Tried, Vec<Option<Vote>>)> {
-    let (nodes, quorum) = (engine.nodes.len(), engine.quorum);
-    let limit = engine.limit(claim.ttl);
-    let proposal = engine.propose();
-    let keys = keys.clone();
-    let ballot = Ballot::new(claim, keys, &engine.channel, permit, proposal, nodes);
-    let ballot = Arc::new(ballot);
-    // Taken before anything is sent, because the lease counts from here.
-    let sent = BootTime::now();
-    let mut asked: Asked = (0..nodes).map(|at| ask(engine, &ballot, at)).collect();
-    let mut votes: Vec<Option<Vote>> = (0..nodes).map(|_| None).collect();
-    let mut held = 0;
-    let late = sync::sleep_until(sent + limit);
-    tokio::pin!(late);
-    while held < quorum && held + asked.len() >= quorum {
-        tokio::select! {
-            biased;
-            Some((at, vote)) = asked.next() => {
-                if let Vote::Held { token, .. } = vote {
-                    held += 1;
-                    engine.has_seen(token);
-                }
-                votes[at] = Some(vote);
-            }
-            () = &mut late => break,
-        }
-    }
-    if held >= quorum
-        && let Some((sequence, armed)) = granted(engine, &ballot, &votes, sent, limit).await
-        && !engine.was_left(claim.id)
-    {
-        await_the_rest(engine, ballot, asked, &votes, sequence);
-        return Ok((Tried::Held { sequence, armed }, votes));
-    }
-    let returned = give_back(engine, &ballot, &votes, limit).await;
-    if !asked.is_empty() {
-        // The remaining requests run on, so that a connection without a reply is dropped in time.
-        tokio::spawn(async move { while asked.next().await.is_some() {} });
-    }
-    let count = |is: fn(&Vote) -> bool| votes.iter().flatten().filter(|vote| is(vote)).count();
-    if engine.was_left(claim.id) || count(|vote| matches!(vote, Vote::Left)) > 0 {
-        return Ok((Tried::Left, votes));
-    }
-    let mismatched = votes.iter().flatten().find_map(|vote| match vote {
-        Vote::Mismatch(live) => Some(*live),
-        _ => None,
-    });
-    if let (Some(live), Ask::Part { capacity, .. }) = (mismatched, claim.ask)
-        && count(|vote| matches!(vote, Vote::Mismatch(_))) > nodes - quorum
-    {
-        return Err(capacity_mismatch(live, capacity));
-    }
-    let answered = count(|vote| !matches!(vote, Vote::Failed(_)));
-    if answered < quorum {
-        let errors = votes
-            .iter()
-            .enumerate()
-            .filter_map(|(at, vote)| match vote {
-                Some(Vote::Failed(error)) => Some(engine.nodes[at].blame(error)),
-                Some(_) => None,
-                None => {
-                    let message = format!("no answer within {limit:?}");
-                    let late = Error::new(ErrorKind::Unreachable, "enter", message);
-                    Some(engine.nodes[at].blame(&late))
-                }
-            });
-        let error = engine.no_majority("enter", answered, &errors.collect::<Vec<_>>());
-        return Err(if returned {
-            error
-        } else {
-            error.maybe_applied()
-        });
-    }
-    let due = quorum::free_in(&votes, quorum).unwrap_or_default();
-    let split =
-        held > 0 || due.is_zero() && count(|vote| matches!(vote, Vote::Busy { .. })) < quorum;
-    Ok((Tried::Behind { due, split }, votes))
-}
-
-fn ask(engine: &Arc<Redlock>, ballot: &Arc<Ballot>, at: usize) -> BoxFuture<(usize, Vote)> {
-    let (engine, ballot) = (Arc::clone(engine), Arc::clone(ballot));
-    Box::pin(async move { (at, engine.nodes[at].vote(&ballot).await) })
-}
-
-/// The token and the lease of a claim that has a majority of the votes; `None` when it came too
-/// late. A token on which no majority agrees is first written back to a majority, and each of these
-/// servers must still have the claim.
-async fn granted(
-    engine: &Arc<Redlock>,
-    ballot: &Arc<Ballot>,
-    votes: &[Option<Vote>],
-    sent: BootTime,
-    limit: Duration,
-) -> Option<(u64, LeaseStart)> {
-    let held = votes.iter().flatten().filter_map(|vote| match vote {
-        Vote::Held { token, left, .. } => Some((*token, *left)),
-        _ => None,
-    });
-    let (counts, left): (Vec<u64>, Vec<Duration>) = held.unzip();
-    let ttl = quorum::lasting(left, engine.quorum)?;
-    let sequence = match quorum::token(&counts, engine.quorum)? {
-        Token::Agreed(sequence) => sequence,
-        Token::Raise(sequence) => {
-            let (keys, id) = (&ballot.keys, ballot.id);
-            let raises = engine
-                .nodes
-                .iter()
-                .map(|node| node.raise(keys, id, sequence));
-            let mut raises: FuturesUnordered<_> = raises.collect();
-            let raise = async {
-                let mut seen = 0;
-                while let Some(raised) = raises.next().await {
-                    seen += usize::from(matches!(raised, Ok(Some(_))));
-                    if seen == engine.quorum {
-                        return true;
-                    }
-                }
-                false
-            };
-            let raised = tokio::time::timeout(limit, raise).await;
-            raised.unwrap_or(false).then_some(sequence)?
-        }
-    };
-    let armed = LeaseStart { sent, ttl };
-    (!armed.deadline().has_passed()).then_some((sequence, armed))
-}
-
-/// Handles the votes that arrive after the grant: a server that counted another token is given the
-/// token of the grant.
-fn await_the_rest(
-    engine: &Arc<Redlock>,
-    ballot: Arc<Ballot>,
-    mut asked: Asked,
-    votes: &[Option<Vote>],
-    sequence: u64,
-) {
-    let other = move |at: usize, vote: &Vote| match vote {
-        Vote::Held { token, .. } => (*token != sequence).then_some(at),
-        _ => None,
-    };
-    let known = votes.iter().enumerate();
-    let known = known.filter_map(|(at, vote)| other(at, vote.as_ref()?));
-    let mut others: Vec<usize> = known.collect();
-    let unknown =
-        |vote: &Option<Vote>| matches!(vote, Some(vote @ Vote::Failed(_)) if vote.may_hold());
-    let doubtful = votes.iter().any(unknown);
-    if asked.is_empty() && others.is_empty() && !doubtful {
-        return;
-    }
-    engine
-        .under_way
-        .lock()
-        .insert(ballot.id, Arc::clone(&ballot));
-    let engine = Arc::clone(engine);
-    tokio::spawn(async move {
-        let mut doubtful = doubtful;
-        while let Some((at, vote)) = asked.next().await {
-            others.extend(other(at, &vote));
-            doubtful |= matches!(&vote, Vote::Failed(_)) && vote.may_hold();
-        }
-        for at in others {
-            let node = &engine.nodes[at];
-            // A failure is harmless: `leave` can find this server's vote by the claim's id.
-            let _ = node.raise(&ballot.keys, ballot.id, sequence).await;
-        }
-        // Votes with an unknown outcome stay listed for `leave` to retract.
-        if !doubtful {
-            engine.settled(&ballot);
-        }
-    });
-}
-
-/// Retracts the votes of an attempt, wherever one was given or may have been given. Returns whether
-/// all of them are known to be gone; what takes longer than `limit` continues in the background.
-async fn give_back(
-    engine: &Arc<Redlock>,
-    ballot: &Arc<Ballot>,
-    votes: &[Option<Vote>],
-    limit: Duration,
-) -> bool {
-    ballot.given_up.store(true, Ordering::SeqCst);
-    let mut returning: FuturesUnordered<BoxFuture<()>> = FuturesUnordered::new();
-    for (at, vote) in votes.iter().enumerate() {
-        let (count, doubt) = match vote {
-            Some(Vote::Held { token, .. }) => (*token, Doubt::No),
-            Some(vote) if !vote.may_hold() => continue,
-            // Never sent.
-            None if ballot.asked_on[at].load(Ordering::SeqCst) == 0 => continue,
-            _ => (0, Doubt::Try(ballot.proposal)),
-        };
-        let (engine, ballot) = (Arc::clone(engine), Arc::clone(ballot));
-        returning.push(Box::pin(async move {
-            let over = BootTime::now() + ballot.ttl;
-            let node = &engine.nodes[at];
-            let mut count = count;
-            while !over.has_passed() {
-                match node.retract(&ballot.keys, ballot.id, count, doubt).await {
-                    // The token was raised meanwhile.
-                    Ok(Retracted::Other) => count = 0,
-                    Ok(_) => return,
-                    Err(_) => tokio::time::sleep(AGAIN).await,
-                }
-            }
-        }));
-    }
-    let all = async { while returning.next().await.is_some() {} };
-    let all = tokio::time::timeout(limit, all).await.is_ok();
-    if !all {
-        tokio::spawn(async move { while returning.next().await.is_some() {} });
-    }
-    all
-}
-
 /// The place of a claim that is not waiting here, as a majority reports it.
 async fn look(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Place> {
     let reports = super::inspect::survey_line(engine, "wait", &ticket.name).await?;
@@ -486,4 +222,146 @@ async fn look(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Place> {
         }
         _ => Place::Gone,
     })
+}
+
+/// The waiting claims of this client, and the lines that its claims ask or wait for.
+pub(super) struct Waiting {
+    nodes: usize,
+    claims: Mutex<HashMap<ClaimId, (Arc<Waiter>, User)>>,
+    lines: Mutex<HashMap<String, Arc<LineWatch>>>,
+    /// Serializes SUBSCRIBE and UNSUBSCRIBE, so that the last one sent for a channel is the right
+    /// one.
+    subscribing: AsyncMutex<()>,
+}
+
+/// A claim on its way to a line of this client.
+pub(super) struct Approach {
+    pub(super) line: Arc<LineWatch>,
+    /// Whether other claims of this client ask or wait for the line.
+    pub(super) others: bool,
+    /// Kept while the claim asks or waits.
+    pub(super) user: User,
+}
+
+impl Waiting {
+    pub(super) fn new(nodes: usize) -> Self {
+        Self {
+            nodes,
+            claims: Mutex::default(),
+            lines: Mutex::default(),
+            subscribing: AsyncMutex::default(),
+        }
+    }
+
+    /// The line that a claim is about to ask for.
+    pub(super) fn approach(&self, key: &str) -> Approach {
+        let mut lines = self.lines.lock();
+        // Only when the map would otherwise grow: a scan for every claim would cost more.
+        if lines.len() == lines.capacity() && !lines.contains_key(key) {
+            lines.retain(|_, line| Arc::strong_count(line) > 1 || line.was_subscribed());
+            let twice = lines.len() * 2;
+            lines.shrink_to(twice);
+        }
+        let made = || Arc::new(LineWatch::new(key, self.nodes));
+        let line = lines.entry(key.to_owned()).or_insert_with(made);
+        // References to the line say less: an attempt whose claim was left may still be ending.
+        let others = Arc::strong_count(&line.users) > 1;
+        Approach {
+            line: Arc::clone(line),
+            others,
+            user: Arc::clone(&line.users),
+        }
+    }
+
+    /// A node has notified that the line of this key is free there.
+    pub(super) fn freed(&self, key: &str, at: usize) {
+        if let Some(line) = self.lines.lock().get(key) {
+            line.freed.send_modify(|freed| freed[at] += 1);
+        }
+    }
+
+    pub(super) fn get(&self, claim: ClaimId) -> Option<Arc<Waiter>> {
+        let claims = self.claims.lock();
+        claims.get(&claim).map(|(waiter, _)| Arc::clone(waiter))
+    }
+
+    /// Adds a waiting claim.
+    pub(super) fn add(&self, waiter: Arc<Waiter>, user: User) {
+        let mut claims = self.claims.lock();
+        claims.insert(waiter.claim.id, (waiter, user));
+    }
+
+    /// Removes a claim that no longer waits.
+    pub(super) fn forget(&self, claim: ClaimId) -> Option<Arc<Waiter>> {
+        let forgotten = self.claims.lock().remove(&claim);
+        forgotten.map(|(waiter, _)| waiter)
+    }
+
+    /// Subscribes to the line at every server that can be reached within `limit`. Where that fails,
+    /// periodic attempts find out.
+    pub(super) async fn listen(&self, engine: &Redlock, line: &LineWatch, limit: Duration) {
+        if (0..self.nodes).all(|at| line.is_subscribed(at)) {
+            return;
+        }
+        let subscribe = async {
+            let _turn = self.subscribing.lock().await;
+            self.unsubscribe_idle().await;
+            let nodes = engine
+                .nodes
+                .iter()
+                .filter(|node| !line.is_subscribed(node.at));
+            join_all(nodes.map(|node| async {
+                let Ok(link) = node.link().await else {
+                    return;
+                };
+                let connection = &link.connection;
+                if connection.subscribe(line.channel.clone()).await.is_ok() {
+                    let subscription = (connection.multiplexed.clone(), connection.over());
+                    line.subscriptions.lock()[node.at] = Some(subscription);
+                }
+            }))
+            .await;
+        };
+        // An unresponsive server must not delay the subscriptions to the others.
+        let _ = tokio::time::timeout(limit, subscribe).await;
+    }
+
+    /// Unsubscribes from lines that have had no waiters for [`LINGERING`].
+    async fn unsubscribe_idle(&self) {
+        let now = BootTime::now();
+        let idle = |line: &Arc<LineWatch>| {
+            let since = BootTime::from_nanos(line.idle_since.load(Ordering::Relaxed));
+            Arc::strong_count(line) == 1 && now.saturating_since(since) > LINGERING
+        };
+        let idle: Vec<_> = {
+            let mut lines = self.lines.lock();
+            lines.extract_if(|_, line| idle(line)).collect()
+        };
+        for (_, line) in idle {
+            let subscriptions = std::mem::take(&mut *line.subscriptions.lock());
+            for (mut connection, over) in subscriptions.into_iter().flatten() {
+                if !*over.borrow() {
+                    // A message that still arrives finds no waiter.
+                    let _ = connection.unsubscribe(&line.channel).await;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_nobody_uses_are_dropped() {
+        let waiting = Waiting::new(3);
+        let used = waiting.approach("ns:used");
+        for n in 0..1000 {
+            assert!(!waiting.approach(&format!("ns:{n}")).others);
+        }
+        assert!(waiting.lines.lock().len() < 100);
+        assert!(waiting.approach("ns:used").others);
+        drop(used);
+    }
 }

@@ -7,8 +7,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 
 use super::RedlockEngine;
+use super::acquire::Waiting;
 use super::node::Node;
-use super::waiting::Waiting;
 use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Result, config_error};
@@ -163,7 +163,7 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let guard = options.guarded.then_some(options.max_ttl);
     let nodes = options.servers.into_iter().enumerate().map(|(at, server)| {
         let waiting = Arc::clone(&waiting);
-        let freed = Arc::new(move |key: &str| waiting.ring(key, at));
+        let freed = Arc::new(move |key: &str| waiting.freed(key, at));
         let hub = channel.clone();
         Arc::new(Node::new(
             at, server, &settings, &keys, hub, freed, guard, &run_ids,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Redlock;
+use super::ballot::{Token, lasting, token};
 use super::node::Node;
-use super::quorum::{self, Token};
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
@@ -78,10 +78,10 @@ fn one(votes: Vec<ClaimReport>, quorum: usize) -> Option<ClaimReport> {
     let evicted = votes.iter().any(|vote| vote.evicted);
     let shown = votes.into_iter().next()?;
     Some(ClaimReport {
-        sequence: quorum::token(&counts, quorum).map(|token| match token {
+        sequence: token(&counts, quorum).map(|token| match token {
             Token::Agreed(sequence) | Token::Raise(sequence) => sequence,
         }),
-        expires_in: quorum::lasting(left, quorum),
+        expires_in: lasting(&left, quorum),
         evicted,
         ..shown
     })

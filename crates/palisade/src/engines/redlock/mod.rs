@@ -6,31 +6,32 @@
 //! majority has seen the token, so the next majority counts above it. A permit is an exclusive
 //! place of its own, the same one on a majority. Waiters have nothing on the servers.
 //!
-//! `acquire` asks the `node`s, `quorum` evaluates their votes, `waiting` keeps the waiters.
+//! `acquire` keeps the waiting claims, and a `ballot` asks the `node`s and evaluates their votes.
 
 mod acquire;
+mod ballot;
 #[cfg(feature = "baseline")]
 mod baseline;
 pub(crate) mod config;
 mod inspect;
 mod node;
 mod notify;
-mod quorum;
 mod release;
 mod renew;
-mod waiting;
+mod waiter;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 
+use self::acquire::Waiting;
+use self::ballot::Ballot;
 pub(crate) use self::config::FACTORY;
-use self::node::{Ballot, Node};
-use self::waiting::Waiting;
+use self::node::Node;
 use crate::core::capability::Capability;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
@@ -66,24 +67,7 @@ struct Redlock {
 impl Redlock {
     /// How long to wait for one server.
     fn limit(&self, ttl: Duration) -> Duration {
-        let share = (ttl / 100).max(SHORTEST);
-        self.node_timeout.unwrap_or(share)
-    }
-
-    /// A token above all that were seen, and above the clock.
-    fn propose(&self) -> u64 {
-        let clock = node::clock();
-        let next = |seen: u64| clock.max(seen + 1);
-        let seen = self
-            .seen
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen| {
-                Some(next(seen))
-            });
-        next(seen.unwrap_or_else(|seen| seen))
-    }
-
-    fn has_seen(&self, token: u64) {
-        self.seen.fetch_max(token, Ordering::Relaxed);
+        self.node_timeout.unwrap_or((ttl / 100).max(SHORTEST))
     }
 
     /// Whether a claim was left before it arrived.

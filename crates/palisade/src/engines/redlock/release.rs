@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Redlock;
 use super::node::{Doubt, Node, Retracted};
-use super::waiting::Stage;
+use super::waiter::Stage;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::waiting::Stage;
-use super::{Redlock, quorum};
+use super::Redlock;
+use super::ballot::lasting;
+use super::waiter::Stage;
 use crate::core::clock::BootTime;
 use crate::core::engine::{BoxFuture, Renewal};
 use crate::core::error::{Error, ErrorKind};
@@ -34,7 +35,7 @@ impl Count {
 
     /// The majority's answer; `None` while it is still open.
     fn decided(&self, nodes: usize, quorum: usize, sent: BootTime) -> Option<Renewal> {
-        if let Some(ttl) = quorum::lasting(self.held.clone(), quorum) {
+        if let Some(ttl) = lasting(&self.held, quorum) {
             return Some(Renewal::Held(LeaseStart { sent, ttl }));
         }
         let against = self.lost + self.evicted;

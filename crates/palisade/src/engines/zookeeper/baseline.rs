@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
-use super::acquire::unexpected;
 use super::error;
 use super::keys::Keys;
 use super::proto::{Answer, Lives, Request, code};
@@ -58,25 +57,27 @@ impl Inner {
     }
 
     async fn one(&self, session: &Session, request: Request) -> Result<Answer> {
-        let answers = self.client.call(session, "raw", vec![request]).await?;
-        answers.into_iter().next().ok_or_else(unexpected)
+        session.ask("raw", self.client.timeout, request).await
     }
 
     /// Creates a znode, and its parents if they are missing.
     async fn make(&self, session: &Session, path: &str, lives: Lives) -> Result<String> {
-        let acl = &self.client.acl;
+        let create = |path: &str, lives| Request::Create {
+            path: path.to_owned(),
+            data: Vec::new(),
+            acl: self.client.acl,
+            lives,
+        };
         loop {
-            let create = Request::create(path, &[], acl, lives);
-            match self.one(session, create).await?.created() {
-                Ok((path, _)) => return Ok(path),
+            match self.one(session, create(path, lives)).await? {
+                Ok(created) => return Ok(created.path),
                 Err(refused) if refused.is(code::NODE_EXISTS) => return Ok(path.to_owned()),
                 Err(refused) if refused.is(code::NO_NODE) => {}
                 Err(refused) => return Err(error::refused("raw", refused)),
             }
             let above = path.rsplit_once('/').map_or("", |(above, _)| above);
             for parent in Keys::parents(above) {
-                let create = Request::create(parent, &[], acl, Lives::Container);
-                self.one(session, create).await?;
+                let _ = self.one(session, create(parent, Lives::Container)).await?;
             }
         }
     }
@@ -88,8 +89,10 @@ async fn cycle(inner: &Inner, line: &str) -> Result<()> {
     let path = inner
         .make(&session, &path, Lives::EphemeralSequential)
         .await?;
-    inner.one(&session, Request::children(line, false)).await?;
-    inner.one(&session, Request::delete(&path)).await.map(drop)
+    let _ = inner
+        .one(&session, Request::Children(line.to_owned(), false))
+        .await?;
+    inner.one(&session, Request::Delete(path)).await.map(drop)
 }
 
 async fn take(inner: &Inner, key: &str) -> Result<()> {
@@ -97,16 +100,16 @@ async fn take(inner: &Inner, key: &str) -> Result<()> {
     let (folder, baton) = (format!("{key}-baton"), format!("{key}-baton/b"));
     loop {
         let fired = session.watch(&folder, Watched::Children);
-        match inner.one(&session, Request::delete(&baton)).await?.done() {
-            Ok(()) => return Ok(()),
+        match inner.one(&session, Request::Delete(baton.clone())).await? {
+            Ok(_) => return Ok(()),
             Err(refused) if refused.is(code::NO_NODE) => {}
             Err(refused) => return Err(error::refused("raw", refused)),
         }
         let look = inner
-            .one(&session, Request::children(&folder, true))
+            .one(&session, Request::Children(folder.clone(), true))
             .await?;
-        match look.children() {
-            Ok((names, _)) if names.is_empty() => {
+        match look {
+            Ok(look) if look.names.is_empty() => {
                 let _ = tokio::time::timeout(RECHECK, fired).await;
             }
             Ok(_) => {}

@@ -1,4 +1,4 @@
-//! `Client`: the sessions of one client, one per ttl, and calls on them.
+//! `Client`: the sessions of one client, one per ttl.
 //!
 //! The first session has the longest timeout that the servers allow: it also serves requests
 //! without a claim, and it shows the longest ttl. A session whose lease is over is never used
@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use super::connection::Endpoints;
-use super::error;
 use super::proto::{Acl, Answer, Request};
 use super::session::Session;
 use super::thread::Thread;
@@ -19,7 +18,6 @@ use crate::core::engine::Alarm;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::LeaseId;
 use crate::engines::kit::shared_sessions::Maker;
-use crate::engines::kit::timed;
 
 pub(super) struct Client {
     pub(super) thread: Thread,
@@ -37,8 +35,9 @@ pub(super) struct Client {
 /// servers expire the session.
 fn session_for(ttl: Duration) -> Duration {
     // Whole milliseconds, rounded up.
-    let millis = (ttl * 3 / 2).as_micros().div_ceil(1000);
-    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+    Duration::from_millis(
+        u64::try_from((ttl * 3 / 2).as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
+    )
 }
 
 impl Client {
@@ -79,11 +78,10 @@ impl Client {
     /// As connecting.
     pub(super) async fn for_ttl(&self, ttl: Duration) -> Result<Arc<Session>> {
         let timeout = session_for(ttl).min(self.longest);
-        let find = || {
-            let sessions = self.living();
-            let mut fit = sessions.into_iter();
-            fit.find(|session| session.timeout() == timeout && session.lease_out())
-        };
+        let find = || self.find(|session| session.timeout() == timeout && session.lease_out());
+        if let Some(session) = find() {
+            return Ok(session);
+        }
         let make = async {
             let session = self.make(timeout).await?;
             session.lease_out();
@@ -97,8 +95,7 @@ impl Client {
     /// # Errors
     /// As connecting.
     pub(super) async fn any(&self) -> Result<Arc<Session>> {
-        let find = || self.living().into_iter().next();
-        let make = self.make(self.longest);
+        let (find, make) = (|| self.find(|_| true), self.make(self.longest));
         self.maker.find_or_make(self.timeout, find, make).await
     }
 
@@ -108,16 +105,16 @@ impl Client {
         Ok(made)
     }
 
-    fn living(&self) -> Vec<Arc<Session>> {
+    /// A living session that fits; those that have ended are forgotten.
+    fn find(&self, fits: impl Fn(&Session) -> bool) -> Option<Arc<Session>> {
         let mut sessions = self.sessions.lock();
         sessions.retain(|session| session.is_usable());
-        sessions.clone()
+        sessions.iter().find(|session| fits(session)).cloned()
     }
 
     /// The session of a lease, while it is alive.
     pub(super) fn of_lease(&self, lease: LeaseId) -> Option<Arc<Session>> {
-        let mut living = self.living().into_iter();
-        living.find(|session| session.lease() == lease)
+        self.find(|session| session.lease() == lease)
     }
 
     /// Stops using a session; `false` when it is the only one.
@@ -130,33 +127,8 @@ impl Client {
         is_spare
     }
 
-    /// Sends requests on a session, pipelined, and waits for all answers.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unreachable`] when they were not sent, or, maybe applied, when they were not
-    /// answered; [`ErrorKind::Lost`] when the session has ended.
-    pub(super) async fn call(
-        &self,
-        session: &Session,
-        operation: &'static str,
-        requests: Vec<Request>,
-    ) -> Result<Vec<Answer>> {
-        let generation = session.generation();
-        match timed(operation, self.timeout, session.call(requests)).await {
-            Ok(Ok(answers)) => {
-                session.answered();
-                Ok(answers)
-            }
-            Ok(Err(failure)) => Err(error::failed(operation, failure)),
-            Err(late) => {
-                session.late(generation);
-                Err(late)
-            }
-        }
-    }
-
-    /// The same for read-only requests, on any session. They are retried when that session or its
-    /// connection ends.
+    /// Sends read-only requests on any session, and waits for all answers. They are retried when
+    /// that session or its connection ends.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] when they were not answered.
@@ -168,7 +140,10 @@ impl Client {
         let mut again = true;
         loop {
             let session = self.any().await?;
-            match self.call(&session, operation, requests.to_vec()).await {
+            let answers = session
+                .call(operation, self.timeout, requests.to_vec())
+                .await;
+            match answers {
                 Err(error) if again && is_passing(&error) => again = false,
                 Err(error) if error.kind() == ErrorKind::Lost => {
                     let message = "sessions end as soon as they begin";

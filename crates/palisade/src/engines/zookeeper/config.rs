@@ -107,10 +107,10 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
         Some(_) => return Err(config_error("option layout must be mutex or readwrite")),
     };
     let acl = match url.take("acl").as_deref() {
-        None if login.user.is_some() => Acl::creator(),
-        Some("creator") if login.user.is_some() => Acl::creator(),
+        None if login.user.is_some() => Acl::Creator,
+        Some("creator") if login.user.is_some() => Acl::Creator,
         Some("creator") => return Err(config_error("acl=creator needs user= and password_file=")),
-        None | Some("open") => Acl::open(),
+        None | Some("open") => Acl::Open,
         Some(_) => return Err(config_error("option acl must be open or creator")),
     };
     url.finish(OPTIONS)?;
@@ -128,7 +128,7 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
             max,
             ..CAPABILITY.ttl
         },
-        known: Mutex::default(),
+        claims: Mutex::default(),
         renewals: Renewals::default(),
     })
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::proto::{Greeted, Request, greeting};
+use super::proto::{Greeted, greeting, log_in};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Result, config_error, no_connection};
 use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours, why};
@@ -146,7 +146,7 @@ impl Endpoints {
         let login = self.login.fresh()?;
         let login = login.user.map(|user| {
             let secret = format!("{user}:{}", login.password.unwrap_or_default());
-            Request::log_in("digest", secret.as_bytes())
+            log_in("digest", secret.as_bytes())
         });
         let mut stream = self.dial(host).await?;
         let (id, password) = session.map_or((0, &[0; 16][..]), |ticket| {

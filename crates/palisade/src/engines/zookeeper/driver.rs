@@ -12,9 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::connection::{Connection, Endpoints, NoConnection, Ticket, take_packet};
-use super::proto::{Answer, Packet, Request, code};
+use super::proto::{self, Answer, Packet, Request, code};
 use super::session::{CLOSING, Command, Failure, Shared, Told};
-use super::touches::Touches;
 use super::watches::Watches;
 use crate::core::clock::BootTime;
 use crate::core::engine::Alarm;
@@ -30,8 +29,7 @@ struct Batch {
     tell: oneshot::Sender<Told>,
     sent: BootTime,
     first: i32,
-    /// Which of them are writes.
-    writes: Vec<bool>,
+    requests: Vec<Request>,
     answers: Vec<Answer>,
 }
 
@@ -51,7 +49,6 @@ pub(super) struct Driver {
     batches: VecDeque<Batch>,
     /// Requests made while there was no connection.
     queued: Vec<(Vec<Request>, oneshot::Sender<Told>)>,
-    touches: Touches,
     pinged: Option<BootTime>,
     spoke: BootTime,
 }
@@ -77,7 +74,6 @@ impl Driver {
             xid: 0,
             batches: VecDeque::new(),
             queued: Vec::new(),
-            touches: Touches::new(sent),
             pinged: None,
             spoke: sent,
         }
@@ -120,7 +116,7 @@ impl Driver {
         let (mut inbox, mut outbox) = (connection.inbox, connection.login.unwrap_or_default());
         let mut written = 0;
         for (requests, tell) in std::mem::take(&mut self.queued) {
-            self.post(&requests, tell, &mut outbox);
+            self.post(requests, tell, &mut outbox);
         }
         self.spoke = BootTime::now();
         loop {
@@ -163,7 +159,7 @@ impl Driver {
                 }
                 command = self.commands.recv() => match command {
                     Some(Command::Call { requests, tell }) => {
-                        self.post(&requests, tell, &mut outbox);
+                        self.post(requests, tell, &mut outbox);
                     }
                     Some(Command::Break(generation)) => {
                         if generation == self.shared.generation.load(Ordering::Relaxed) {
@@ -173,7 +169,7 @@ impl Driver {
                     close @ (Some(Command::Close(_)) | None) => {
                         outbox.drain(..written);
                         self.xid = self.xid.wrapping_add(1).max(1);
-                        outbox.extend(Request::close().packet(self.xid));
+                        outbox.extend(Request::Close.packet(self.xid));
                         let closed = async {
                             writer.write_all(&outbox).await?;
                             writer.flush().await?;
@@ -204,7 +200,7 @@ impl Driver {
                     if ping <= now {
                         self.pinged = Some(now);
                         self.spoke = now;
-                        outbox.extend(Request::ping());
+                        outbox.extend(proto::ping());
                     }
                 }
             }
@@ -212,10 +208,10 @@ impl Driver {
     }
 
     /// Appends requests to the outbox.
-    fn post(&mut self, requests: &[Request], tell: oneshot::Sender<Told>, outbox: &mut Vec<u8>) {
+    fn post(&mut self, requests: Vec<Request>, tell: oneshot::Sender<Told>, outbox: &mut Vec<u8>) {
         let first = self.xid.checked_add(1).unwrap_or(1);
         let sent = BootTime::now();
-        for request in requests {
+        for request in &requests {
             self.xid = self.xid.checked_add(1).unwrap_or(1);
             outbox.extend(request.packet(self.xid));
         }
@@ -224,18 +220,18 @@ impl Driver {
             tell,
             sent,
             first,
-            writes: requests.iter().map(Request::is_write).collect(),
+            requests,
             answers: Vec::new(),
         });
     }
 
     /// Handles a packet; `false` when it makes no sense or the connection is no longer usable.
     fn take(&mut self, packet: &[u8]) -> bool {
-        let step = self.shared.timeout / 60;
         match Packet::read(packet) {
             Ok(Packet::Pong) => {
                 if let Some(sent) = self.pinged.take() {
-                    self.touches.answered(sent, BootTime::now(), step);
+                    let mut state = self.shared.state.lock();
+                    state.touched(sent, BootTime::now(), self.shared.timeout);
                 }
                 true
             }
@@ -244,57 +240,49 @@ impl Driver {
                 true
             }
             Ok(Packet::LoggedIn(taken)) => taken,
-            Ok(Packet::Answer(answer)) => self.take_answer(answer, step),
+            Ok(Packet::Answer {
+                xid,
+                zxid,
+                error,
+                record,
+            }) => self.take_answer(xid, zxid, error, record),
             Err(_) => false,
         }
     }
 
-    fn take_answer(&mut self, mut answer: Answer, step: Duration) -> bool {
+    /// Takes the answer to the oldest request, and gives a batch of answers to its caller.
+    fn take_answer(&mut self, xid: i32, zxid: i64, error: i32, record: &[u8]) -> bool {
         let Some(batch) = self.batches.front_mut() else {
             return false;
         };
         let at = batch.answers.len();
         let expected = batch.first.checked_add(i32::try_from(at).unwrap_or(0));
         // After a wrap the numbers start again, and only the first one can be checked.
-        if answer.xid != expected.unwrap_or(answer.xid) {
+        if xid != expected.unwrap_or(xid) {
             return false;
         }
-        answer.sent = batch.sent;
+        self.endpoints.saw(zxid);
+        let request = &batch.requests[at];
+        batch.answers.push(request.answer(error, record));
+        let mut state = self.shared.state.lock();
         // A refusal of a write is committed by a majority as well.
         let agreed = [0, code::NO_NODE, code::NODE_EXISTS, code::BAD_VERSION];
-        let armed = batch.writes[at] && agreed.contains(&answer.error);
-        let is_over = answer.error == code::SESSION_EXPIRED;
-        let is_moved = answer.error == code::SESSION_MOVED;
-        if answer.zxid > 0 {
-            self.endpoints.saw(answer.zxid);
+        if request.is_write() && agreed.contains(&error) {
+            state.arm(batch.sent, self.shared.timeout);
         }
-        let sent = batch.sent;
-        batch.answers.push(answer);
-        let batch = if batch.answers.len() == batch.writes.len() {
-            self.batches.pop_front()
-        } else {
-            None
-        };
-        if armed {
-            self.arm(sent);
-        }
-        self.touches.answered(sent, BootTime::now(), step);
-        if let Some(batch) = batch {
-            let told = if is_over {
+        state.touched(batch.sent, BootTime::now(), self.shared.timeout);
+        drop(state);
+        let is_over = error == code::SESSION_EXPIRED;
+        if batch.answers.len() == batch.requests.len()
+            && let Some(Batch { tell, answers, .. }) = self.batches.pop_front()
+        {
+            let _ = tell.send(if is_over {
                 Err(Failure::Over)
             } else {
-                Ok(batch.answers)
-            };
-            let _ = batch.tell.send(told);
+                Ok(answers)
+            });
         }
-        !is_over && !is_moved
-    }
-
-    /// Records a write that a majority accepted.
-    fn arm(&mut self, sent: BootTime) {
-        // Half a tick at most, because no session timeout is shorter than two ticks.
-        let settled = self.touches.settled(sent, self.shared.timeout / 4);
-        self.shared.state.lock().arm(sent, settled);
+        !is_over && error != code::SESSION_MOVED
     }
 
     /// The connection has ended, so its requests will not be answered.
@@ -355,7 +343,7 @@ impl Driver {
                 connected = &mut connect => match connected {
                     Ok(connection) => {
                         // The leader was asked whether the session is alive.
-                        self.touches = Touches::new(connection.sent);
+                        self.shared.state.lock().settle(connection.sent);
                         return Some(Ok(connection));
                     }
                     Err(NoConnection::Over) => return None,

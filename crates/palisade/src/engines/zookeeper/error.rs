@@ -12,8 +12,17 @@ pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
             let message = "the connection broke before the answer came";
             Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
         }
+        Failure::Late(within) => {
+            let message = format!("no answer within {within:?}");
+            Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
+        }
         Failure::Over => Error::new(ErrorKind::Lost, operation, "the session has ended"),
     }
+}
+
+/// The error for fewer answers than requests.
+pub(super) fn missing() -> Error {
+    Error::new(ErrorKind::Internal, "call", "answers are missing (bug)").maybe_applied()
 }
 
 /// The error for an answer that refuses. A refused request is not applied.

@@ -7,9 +7,8 @@
 
 use std::sync::Arc;
 
-use super::acquire::unexpected;
 use super::keys::Keys;
-use super::proto::{Answer, Lives, Refused, Request, Stat, code};
+use super::proto::{Answer, Lives, Refused, Reply, Request, Stat, code};
 use super::{Inner, config, error};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
@@ -58,7 +57,8 @@ impl ZooKeeperFence {
 
     async fn call(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let session = self.inner.client.any().await?;
-        let answers = self.inner.client.call(&session, "fence", requests).await;
+        let timeout = self.inner.client.timeout;
+        let answers = session.call("fence", timeout, requests).await;
         answers.map_err(|error| match error.kind() {
             // Nothing of a fence depends on its session.
             ErrorKind::Lost => {
@@ -75,15 +75,15 @@ impl ZooKeeperFence {
         more: impl IntoIterator<Item = Request>,
     ) -> Result<(Option<Mark>, Vec<Answer>)> {
         let mark = [
-            Request::sync(&nodes.mark),
-            Request::data(&nodes.mark, false),
+            Request::Sync(nodes.mark.clone()),
+            Request::Data(nodes.mark.clone(), false),
         ];
         let requests: Vec<Request> = mark.into_iter().chain(more).collect();
         let mut answers = self.inner.client.read("fence", &requests).await?;
         let rest = answers.split_off(2.min(answers.len()));
-        let mark = answers.last().ok_or_else(unexpected)?;
-        let mark = present(mark.data())?.map(|(data, stat)| {
-            let highest = read_digits(&data).ok_or_else(damaged)?;
+        let mark = present(answers.pop())?.map(|mark| {
+            let highest = read_digits(&mark.data).ok_or_else(damaged)?;
+            let stat = mark.stat;
             Ok(Mark { highest, stat })
         });
         Ok((mark.transpose()?, rest))
@@ -92,8 +92,13 @@ impl ZooKeeperFence {
     /// Writes a znode, provided that it is unchanged since it was read.
     fn put(&self, node: &str, seen: Option<Stat>, data: &[u8]) -> Request {
         match seen {
-            Some(stat) => Request::set_data(node, data, stat.version),
-            None => Request::create(node, data, &self.inner.client.acl, Lives::Persistent),
+            Some(stat) => Request::SetData(node.to_owned(), data.to_vec(), stat.version),
+            None => Request::Create {
+                path: node.to_owned(),
+                data: data.to_vec(),
+                acl: self.inner.client.acl,
+                lives: Lives::Persistent,
+            },
         }
     }
 
@@ -119,8 +124,8 @@ impl FenceStore for ZooKeeperFence {
         }
         let mut retry = Retry::many();
         loop {
-            let look = data.as_ref().map(|_| Request::exists(&nodes.data));
-            let (mark, found) = self.read_nodes(&nodes, look).await?;
+            let look = data.as_ref().map(|_| Request::Exists(nodes.data.clone()));
+            let (mark, mut found) = self.read_nodes(&nodes, look).await?;
             let highest = mark.as_ref().map(|mark| mark.highest);
             let verdict = self.rule.judge(highest, token);
             if verdict != Verdict::Accepted {
@@ -128,24 +133,23 @@ impl FenceStore for ZooKeeperFence {
             }
             let mark = mark.map(|mark| (mark.highest == token.token(), mark.stat));
             let mut steps = vec![match mark {
-                Some((true, stat)) => Request::check(&nodes.mark, stat.version),
+                Some((true, stat)) => Request::Check(nodes.mark.clone(), stat.version),
                 _ => self.put(&nodes.mark, mark.map(|(_, stat)| stat), number.as_bytes()),
             }];
             let mut requests = self.above(&nodes.mark, mark.is_none());
             if let Some(data) = &data {
-                let seen = present(found.first().ok_or_else(unexpected)?.stat())?;
+                let seen = present(found.pop())?.map(|found| found.stat);
                 steps.push(self.put(&nodes.data, seen, data));
                 requests.extend(self.above(&nodes.data, seen.is_none()));
             }
-            requests.push(Request::multi(&steps));
-            let answers = self.call(requests).await?;
-            let (multi, parents) = answers.split_last().ok_or_else(unexpected)?;
-            match multi.multi() {
-                Ok(()) => return Ok(Verdict::Accepted),
+            requests.push(Request::Multi(steps));
+            let mut answers = self.call(requests).await?;
+            match answers.pop().ok_or_else(error::missing)? {
+                Ok(_) => return Ok(Verdict::Accepted),
                 Err(refused) if is_conflict(refused) => {
-                    if let Some(denied) = parents.iter().find(|made| made.error == code::NO_AUTH) {
-                        let refused = denied.done().err().unwrap_or(refused);
-                        return Err(error::refused("fence", refused));
+                    let mut refused = answers.into_iter().filter_map(Answer::err);
+                    if let Some(denied) = refused.find(|refused| refused.is(code::NO_AUTH)) {
+                        return Err(error::refused("fence", denied));
                     }
                 }
                 Err(refused) => return Err(error::refused("fence", refused)),
@@ -159,17 +163,16 @@ impl FenceStore for ZooKeeperFence {
         let mut retry = Retry::many();
         loop {
             let more = [
-                Request::data(&nodes.data, false),
-                Request::exists(&nodes.mark),
+                Request::Data(nodes.data.clone(), false),
+                Request::Exists(nodes.mark.clone()),
             ];
-            let (mark, found) = self.read_nodes(&nodes, more).await?;
-            let [data, again] = found.as_slice() else {
-                return Err(unexpected());
-            };
+            let (mark, mut found) = self.read_nodes(&nodes, more).await?;
             let Some(mark) = mark else { return Ok(None) };
+            let (again, data) = (found.pop(), found.pop());
             // Two reads are a snapshot only if the mark is the same before and after.
-            if present(again.stat())?.is_some_and(|again| again.modified == mark.stat.modified) {
-                let data = present(data.data())?.map(|(data, _)| data);
+            let is_same = |again: Reply| again.stat.modified == mark.stat.modified;
+            if present(again)?.is_some_and(is_same) {
+                let data = present(data)?.map(|found| found.data);
                 return Ok(Some(Fenced {
                     token: mark.highest,
                     data: data.unwrap_or_default(),
@@ -188,18 +191,18 @@ impl FenceStore for ZooKeeperFence {
         let nodes = self.nodes(resource)?;
         let mut retry = Retry::many();
         loop {
-            let look = [Request::exists(&nodes.data)];
-            let (mark, found) = self.read_nodes(&nodes, look).await?;
+            let look = [Request::Exists(nodes.data.clone())];
+            let (mark, mut found) = self.read_nodes(&nodes, look).await?;
             if mark.is_none() {
                 return Ok(false);
             }
-            let mut steps = vec![Request::delete(&nodes.mark)];
-            if present(found.first().ok_or_else(unexpected)?.stat())?.is_some() {
-                steps.push(Request::delete(&nodes.data));
+            let mut steps = vec![Request::Delete(nodes.mark.clone())];
+            if present(found.pop())?.is_some() {
+                steps.push(Request::Delete(nodes.data.clone()));
             }
-            let answers = self.call(vec![Request::multi(&steps)]).await?;
-            match answers.first().ok_or_else(unexpected)?.multi() {
-                Ok(()) => return Ok(true),
+            let mut answers = self.call(vec![Request::Multi(steps)]).await?;
+            match answers.pop().ok_or_else(error::missing)? {
+                Ok(_) => return Ok(true),
                 Err(refused) if is_conflict(refused) => {}
                 Err(refused) => return Err(error::refused("fence", refused)),
             }
@@ -213,8 +216,8 @@ impl FenceStore for ZooKeeperFence {
 }
 
 /// What was read of a znode; `None` when it does not exist.
-fn present<T>(read: std::result::Result<T, Refused>) -> Result<Option<T>> {
-    match read {
+fn present(read: Option<Answer>) -> Result<Option<Reply>> {
+    match read.ok_or_else(error::missing)? {
         Ok(read) => Ok(Some(read)),
         Err(refused) if refused.is(code::NO_NODE) => Ok(None),
         Err(refused) => Err(error::refused("fence", refused)),

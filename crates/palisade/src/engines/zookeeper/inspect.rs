@@ -6,10 +6,9 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Inner;
-use super::acquire::unexpected;
 use super::error;
 use super::keys::{Child, Record, is_marked};
-use super::proto::{Answer, READ, Request, Stat, code};
+use super::proto::{Acl, Answer, READ, Request, Stat, code};
 use super::snapshot::{Place, Snapshot};
 use crate::core::capability::DEFAULT_TTL;
 use crate::core::clock::BootTime;
@@ -37,7 +36,7 @@ async fn read(
     requests: Vec<Request>,
 ) -> Result<Vec<Answer>> {
     let mut answers = Vec::new();
-    let sync = Request::sync(engine.keys.base());
+    let sync = Request::Sync(engine.keys.base().to_owned());
     for some in requests.chunks(TOGETHER) {
         let together: Vec<Request> = std::iter::once(&sync).chain(some).cloned().collect();
         let all = engine.client.read(operation, &together).await?;
@@ -52,12 +51,12 @@ async fn read_children(
     operation: &'static str,
     paths: Vec<String>,
 ) -> Result<Vec<(String, Vec<String>, Stat)>> {
-    let list = |path: &String| Request::children(path, false);
+    let list = |path: &String| Request::Children(path.clone(), false);
     let answers = read(engine, operation, paths.iter().map(list).collect()).await?;
     let mut found = Vec::new();
     for (path, answer) in paths.into_iter().zip(answers) {
-        match answer.children() {
-            Ok((names, stat)) => found.push((path, names, stat)),
+        match answer {
+            Ok(listed) => found.push((path, listed.names, listed.stat)),
             Err(refused) if refused.is(code::NO_NODE) => {}
             Err(refused) => return Err(error::refused(operation, refused)),
         }
@@ -77,12 +76,12 @@ pub(super) async fn read_lines(
         let tickets = names.iter().filter(|name| Child::read(name).is_some());
         paths.extend(tickets.map(|name| format!("{line}/{name}")));
     }
-    let look = paths.iter().map(|path| Request::data(path, false));
+    let look = paths.iter().map(|path| Request::Data(path.clone(), false));
     let answers = read(engine, operation, look.collect()).await?;
     let mut said: HashMap<String, (Vec<u8>, Stat)> = HashMap::new();
     for (path, answer) in paths.into_iter().zip(answers) {
-        match answer.data() {
-            Ok(data) => drop(said.insert(path, data)),
+        match answer {
+            Ok(read) => drop(said.insert(path, (read.data, read.stat))),
             // Deleted in between.
             Err(refused) if refused.is(code::NO_NODE) => {}
             Err(refused) => return Err(error::refused(operation, refused)),
@@ -161,11 +160,11 @@ async fn see_renewals(engine: &Inner, lines: &mut [(String, Snapshot)]) -> Resul
     let sessions: BTreeSet<i64> = places.iter().map(|place| place.session).collect();
     let look = sessions
         .iter()
-        .map(|id| Request::exists(&engine.keys.session(*id)));
+        .map(|id| Request::Exists(engine.keys.session(*id)));
     let answers = read(engine, "survey", look.collect()).await?;
     let now = BootTime::now();
     let renewed = sessions.into_iter().zip(&answers).map(|(session, answer)| {
-        let version = answer.stat().ok().map(|stat| stat.version);
+        let version = answer.as_ref().ok().map(|found| found.stat.version);
         (session, engine.renewals.saw(session, version, now))
     });
     let renewed: HashMap<i64, BootTime> = renewed.collect();
@@ -265,12 +264,12 @@ async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
 pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     let base = engine.keys.base();
     let requests = vec![
-        Request::acl(base),
-        Request::data("/zookeeper/config", false),
+        Request::Acl(base.to_owned()),
+        Request::Data("/zookeeper/config".to_owned(), false),
     ];
     let answers = read(engine, "check", requests).await?;
     let [acl, config] = answers.as_slice() else {
-        return Err(unexpected());
+        return Err(error::missing());
     };
     let mut findings = Vec::new();
     let mut find = |severity, code, message: String, remedy: &str| {
@@ -281,8 +280,8 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
         let message = "this server is older than what palisade is tested with".to_owned();
         find(Severity::Warning, "too_old", message, "run 3.6 or newer");
     }
-    if let Ok((config, _)) = config.data() {
-        let config = String::from_utf8_lossy(&config).into_owned();
+    if let Ok(config) = config {
+        let config = String::from_utf8_lossy(&config.data);
         let servers = config
             .lines()
             .filter(|line| line.starts_with("server.") && !line.contains(":observer"));
@@ -307,8 +306,9 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
             _ => {}
         }
     }
-    let world = |acl: &super::proto::Acl| acl.scheme == "world" && acl.rights & !READ != 0;
-    if acl.acl().is_ok_and(|acl| acl.iter().any(world)) || engine.makes_open_nodes() {
+    let world = |(rights, scheme): &(i32, String)| scheme == "world" && rights & !READ != 0;
+    let is_open = acl.as_ref().is_ok_and(|found| found.acl.iter().any(world));
+    if is_open || engine.client.acl == Acl::Open {
         find(
             Severity::Warning,
             "open_acl",

@@ -8,13 +8,12 @@
 //! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs. `keys` is the layout,
 //! `snapshot` a line as read, `renewals` what was seen of other sessions. `client` has the
 //! sessions. The `driver` of a `session` keeps it on a `connection`, on the engine's `thread`;
-//! `watches` has its listeners, and `touches` what the leader knows of it. `proto` and `jute` are
-//! the wire format. `fence` is storage that compares tokens.
+//! `watches` has its listeners, and `proto` is the wire format. `fence` is storage that compares
+//! tokens.
 
 mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
-mod claims;
 mod client;
 mod condition;
 mod config;
@@ -23,7 +22,6 @@ mod driver;
 mod error;
 mod fence;
 mod inspect;
-mod jute;
 mod keys;
 mod notify;
 mod proto;
@@ -33,9 +31,9 @@ mod renewals;
 mod session;
 mod snapshot;
 mod thread;
-mod touches;
 mod watches;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -45,12 +43,11 @@ pub(crate) use config::FACTORY;
 pub use config::ZooKeeper;
 pub(crate) use fence::open as open_fence;
 
-use self::acquire::Known;
-use self::claims::Claims;
+use self::acquire::{Known, Node};
 use self::client::Client;
 use self::keys::Keys;
-use self::proto::Acl;
 use self::renewals::Renewals;
+use self::session::Session;
 use crate::core::capability::{Capability, TtlRange};
 use crate::core::claim::ClaimId;
 use crate::core::engine::Engine;
@@ -67,35 +64,64 @@ struct Inner {
     shown: String,
     /// The ttls that the servers allow.
     ttl: TtlRange,
-    known: Mutex<Claims>,
+    /// The claims of this client by their lines, each from its enter to its leave.
+    claims: Mutex<HashMap<Arc<str>, HashMap<ClaimId, Known>>>,
     renewals: Renewals,
 }
 
 impl Inner {
-    fn known(&self, claim: ClaimId) -> Option<Known> {
-        self.known.lock().get(claim).cloned()
+    fn known(&self, line: &str, claim: ClaimId) -> Option<Known> {
+        self.claims.lock().get(line)?.get(&claim).cloned()
     }
 
-    fn update(&self, claim: ClaimId, change: impl FnOnce(&mut Known)) {
-        if let Some(known) = self.known.lock().get_mut(claim) {
+    fn remember(&self, line: &Arc<str>, claim: ClaimId, known: Known) {
+        self.claims
+            .lock()
+            .entry(Arc::clone(line))
+            .or_default()
+            .insert(claim, known);
+    }
+
+    fn update(&self, line: &str, claim: ClaimId, change: impl FnOnce(&mut Known)) {
+        let mut claims = self.claims.lock();
+        if let Some(known) = claims.get_mut(line).and_then(|line| line.get_mut(&claim)) {
             change(known);
         }
     }
 
-    /// Whether the session has claims.
-    fn has_claims(&self, session: i64) -> bool {
-        self.known.lock().of_session(session).next().is_some()
+    fn forget(&self, line: &str, claim: ClaimId) {
+        let mut claims = self.claims.lock();
+        if let Some(known) = claims.get_mut(line) {
+            known.remove(&claim);
+            if known.is_empty() {
+                claims.remove(line);
+            }
+        }
     }
 
-    /// Whether the session has claims of agents.
-    fn has_agents(&self, session: i64) -> bool {
-        let known = self.known.lock();
-        known.of_session(session).any(|known| known.is_agents)
+    /// Whether other claims of this client are in the line.
+    fn has_others(&self, line: &str, claim: ClaimId) -> bool {
+        self.claims
+            .lock()
+            .get(line)
+            .is_some_and(|own| own.keys().any(|other| *other != claim))
     }
 
-    /// Whether everyone may change the znodes that this client creates.
-    fn makes_open_nodes(&self) -> bool {
-        self.client.acl == Acl::open()
+    /// The last of our znodes in the line before `node`. An older znode is further ahead.
+    fn own_before(&self, line: &str, node: &Node) -> Option<String> {
+        let claims = self.claims.lock();
+        let own = claims.get(line)?.values();
+        let own = own.filter_map(|known| known.node.as_ref());
+        let ahead = own.filter(|other| other.token < node.token);
+        let last = ahead.max_by_key(|other| other.token);
+        last.map(|other| other.name.clone())
+    }
+
+    /// Whether the session has claims that fit.
+    fn has_claims(&self, session: &Session, fits: impl Fn(&Known) -> bool) -> bool {
+        let claims = self.claims.lock();
+        let mut known = claims.values().flat_map(HashMap::values);
+        known.any(|known| known.session.id() == session.id() && fits(known))
     }
 }
 
@@ -122,13 +148,17 @@ impl Engine for ZooKeeperEngine {
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
         // An amended claim has another znode than its ticket says.
-        let known = self.0.known(ticket.claim);
-        let node = known.and_then(|known| Some(format!("{}/{}", known.line, known.node?.name)));
+        let line = self.0.keys.line(&ticket.name).ok()?;
+        let node = self
+            .0
+            .known(&line, ticket.claim)
+            .and_then(|known| known.node);
+        let node = node.map(|node| format!("{line}/{}", node.name));
         node.or_else(|| ticket.native.as_deref().map(str::to_owned))
     }
 
     async fn close(&self) {
-        self.0.known.lock().clear();
+        self.0.claims.lock().clear();
         self.0.client.close().await;
     }
 }

@@ -1,7 +1,7 @@
 //! Hints: when the keeper should check its sessions, and when a survey may have changed. No
 //! decision depends on a hint alone.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::stream;
@@ -32,47 +32,43 @@ pub(super) fn alarms(engine: &Inner) -> BoxStream<Alarm> {
 }
 
 /// Watches for an operator who marks or removes the znode of a claim, while it has one.
-pub(super) fn guard(engine: &Arc<Inner>, claim: ClaimId) {
-    let weak = Arc::downgrade(engine);
-    engine.client.thread.spawn(async move {
-        tokio::time::sleep(NEW).await;
-        let mut first = None;
-        loop {
-            let Some(engine) = weak.upgrade() else { return };
-            let Some(known) = engine.known(claim) else {
-                return;
-            };
-            let Some(node) = known.node.as_ref().filter(|_| known.session.is_usable()) else {
-                return;
-            };
-            // An amended claim has another znode, and another guard.
-            if first.get_or_insert_with(|| node.clone()) != node {
-                return;
-            }
-            let path = format!("{}/{}", known.line, node.name);
-            let fired = known.session.watch(&path, Watched::Node);
-            let read = vec![Request::data(&path, true)];
-            let answers = engine.client.call(&known.session, "evict", read).await;
-            let answer = answers.ok().and_then(|mut answers| answers.pop());
-            let Some(answer) = answer else {
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            };
-            let marked = answer.data().is_ok_and(|(data, _)| is_marked(&data));
-            let gone = answer.error == code::NO_NODE;
-            if marked || gone {
-                engine.update(claim, |known| known.evicted = marked);
-                // An alarm for all leases, because the answer to its enter may still be in flight.
-                let _ = engine.client.alarms.send(Alarm::All);
-            }
-            if answer.error != 0 {
-                return;
-            }
-            drop((engine, known));
-            // Also resolves when the connection ends.
-            let _ = fired.await;
+pub(super) async fn guard(weak: Weak<Inner>, line: String, claim: ClaimId) {
+    tokio::time::sleep(NEW).await;
+    let mut first = None;
+    loop {
+        let Some(engine) = weak.upgrade() else { return };
+        let Some(known) = engine.known(&line, claim) else {
+            return;
+        };
+        let Some(node) = known.node.filter(|_| known.session.is_usable()) else {
+            return;
+        };
+        let path = format!("{line}/{}", node.name);
+        // An amended claim has another znode, and another guard.
+        if *first.get_or_insert_with(|| node.clone()) != node {
+            return;
         }
-    });
+        let fired = known.session.watch(&path, Watched::Node);
+        let read = Request::Data(path, true);
+        let timeout = engine.client.timeout;
+        let Ok(answer) = known.session.ask("evict", timeout, read).await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let marked = answer.as_ref().is_ok_and(|read| is_marked(&read.data));
+        let gone = matches!(&answer, Err(refused) if refused.is(code::NO_NODE));
+        if marked || gone {
+            engine.update(&line, claim, |known| known.evicted = marked);
+            // An alarm for all leases, because the answer to its enter may still be in flight.
+            let _ = engine.client.alarms.send(Alarm::All);
+        }
+        if answer.is_err() {
+            return;
+        }
+        drop((engine, known.session));
+        // Also resolves when the connection ends.
+        let _ = fired.await;
+    }
 }
 
 /// A watch of a subtree, restarted whenever it breaks.
@@ -91,12 +87,9 @@ impl Drop for Open {
     fn drop(&mut self) {
         self.told.close();
         if self.session.unwatch_tree(&self.path) {
-            let session = Arc::clone(&self.session);
-            let remove = Request::remove_watches(&self.path);
             // Best effort: without it, events arrive that nobody listens to.
-            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(async move { session.call(vec![remove]).await.map(drop) });
-            }
+            let remove = Request::RemoveWatches(self.path.clone());
+            drop(self.session.send(vec![remove]));
         }
     }
 }
@@ -120,12 +113,9 @@ impl Follow {
                 told,
                 session,
             };
-            let add = vec![Request::add_watch(&self.path)];
-            let answers = engine.client.call(&open.session, "watch", add).await?;
-            for answer in answers {
-                let done = answer.done();
-                done.map_err(|refused| super::error::refused("watch", refused))?;
-            }
+            let (add, timeout) = (Request::AddWatch(self.path.clone()), engine.client.timeout);
+            let added = open.session.ask("watch", timeout, add).await?;
+            added.map_err(|refused| super::error::refused("watch", refused))?;
             Ok(open)
         };
         match begun.await {

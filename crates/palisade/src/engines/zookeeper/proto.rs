@@ -1,10 +1,9 @@
-//! Requests and answers of ZooKeeper's protocol, as far as locks need them.
+//! ZooKeeper's protocol, as far as locks need it: what a [`Request`] is on the wire, and what the
+//! server's packets say. A session's driver reads and writes it, after the greeting of its
+//! connection.
 //!
-//! A [`Request`] is an operation code and its record; an [`Answer`] is parsed by the method for its
-//! request. Paths are absolute: the caller has put the chroot in front.
-
-use super::jute::{In, Malformed, Out};
-use crate::core::clock::BootTime;
+//! The serialization is jute: big-endian numbers, and length-prefixed byte strings. Every length
+//! that a server sends is checked. Paths are absolute: the caller has put the chroot in front.
 
 /// The error codes of the server.
 pub(super) mod code {
@@ -26,33 +25,22 @@ pub(super) mod code {
 /// As [`CREATE`], but without a stat in its answer; used in a multi.
 const CREATE_PLAIN: i32 = 1;
 const DELETE: i32 = 2;
-const EXISTS: i32 = 3;
-const GET_DATA: i32 = 4;
 const SET_DATA: i32 = 5;
-const GET_ACL: i32 = 6;
-const SYNC: i32 = 9;
 const PING: i32 = 11;
-const GET_CHILDREN: i32 = 12;
 const CHECK: i32 = 13;
-const MULTI: i32 = 14;
 const CREATE: i32 = 15;
-const CREATE_CONTAINER: i32 = 19;
 const AUTH: i32 = 100;
-const GET_EPHEMERALS: i32 = 103;
-const ADD_WATCH: i32 = 106;
-const REMOVE_WATCHES: i32 = 18;
-const CLOSE: i32 = -11;
 
 /// Any version of a node's data.
 pub(super) const ANY: i32 = -1;
 
 /// The xids of packets that are not requests.
-pub(super) const WATCH_XID: i32 = -1;
+const WATCH_XID: i32 = -1;
 const PING_XID: i32 = -2;
 const AUTH_XID: i32 = -4;
 
 /// All permissions.
-pub(super) const ALL: i32 = 31;
+const ALL: i32 = 31;
 /// Permission to read.
 pub(super) const READ: i32 = 1;
 
@@ -69,195 +57,178 @@ pub(super) enum Lives {
     Container = 4,
 }
 
-/// The permissions on a znode.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Acl {
-    pub(super) rights: i32,
-    pub(super) scheme: String,
-    pub(super) id: String,
-}
-
-impl Acl {
+/// Who may use a new znode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Acl {
     /// Everybody may do everything.
-    pub(super) fn open() -> Self {
-        Self::new("world", "anyone")
-    }
-
+    Open,
     /// The user who created it may do everything.
-    pub(super) fn creator() -> Self {
-        Self::new("auth", "")
-    }
-
-    fn new(scheme: &str, id: &str) -> Self {
-        Self {
-            rights: ALL,
-            scheme: scheme.to_owned(),
-            id: id.to_owned(),
-        }
-    }
-}
-
-/// The metadata of a znode.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Stat {
-    /// The czxid: the transaction that created it.
-    pub(super) created: i64,
-    /// The mzxid: the transaction that last changed its data.
-    pub(super) modified: i64,
-    /// How often its data was changed.
-    pub(super) version: i32,
-    /// How often its children were changed.
-    pub(super) children_version: i32,
-    /// The session that owns it; 0 for none.
-    pub(super) owner: i64,
-}
-
-impl Stat {
-    fn read(from: &mut In<'_>) -> Result<Self, Malformed> {
-        let (created, modified) = (from.long()?, from.long()?);
-        let _times = (from.long()?, from.long()?);
-        let (version, children_version) = (from.int()?, from.int()?);
-        let _acl_version = from.int()?;
-        let owner = from.long()?;
-        let _sizes = (from.int()?, from.int()?, from.long()?);
-        Ok(Self {
-            created,
-            modified,
-            version,
-            children_version,
-            owner,
-        })
-    }
+    Creator,
 }
 
 /// An operation to send.
 #[derive(Debug, Clone)]
-pub(super) struct Request {
-    pub(super) operation: i32,
-    pub(super) record: Vec<u8>,
+pub(super) enum Request {
+    Create {
+        path: String,
+        data: Vec<u8>,
+        acl: Acl,
+        lives: Lives,
+    },
+    Delete(String),
+    Exists(String),
+    /// Reads a znode; with `true` the server reports when it changes or is deleted.
+    Data(String, bool),
+    /// Changes the data of a znode if it has this version.
+    SetData(String, Vec<u8>, i32),
+    Acl(String),
+    /// Lists the children of a znode; with `true` the server reports when they change.
+    Children(String, bool),
+    /// Lets the server catch up with the leader before the next request.
+    Sync(String),
+    /// Passes while the znode exists with this version of its data; only inside a `Multi`.
+    Check(String, i32),
+    /// Executes all operations or none.
+    Multi(Vec<Self>),
+    /// The znodes that this session owns below a path.
+    Ephemerals(String),
+    /// Reports every change at and below a path, until the watch is removed.
+    AddWatch(String),
+    RemoveWatches(String),
+    Close,
 }
 
 impl Request {
-    fn new(operation: i32, record: Out) -> Self {
-        let record = record.0;
-        Self { operation, record }
-    }
-
-    pub(super) fn create(path: &str, data: &[u8], acl: &Acl, lives: Lives) -> Self {
-        let operation = match lives {
-            Lives::Container => CREATE_CONTAINER,
-            _ => CREATE,
-        };
-        let record = Out::default().text(path).bytes(data).int(1);
-        let record = record.int(acl.rights).text(&acl.scheme).text(&acl.id);
-        Self::new(operation, record.int(lives as i32))
-    }
-
-    pub(super) fn delete(path: &str) -> Self {
-        Self::new(DELETE, Out::default().text(path).int(ANY))
-    }
-
-    pub(super) fn exists(path: &str) -> Self {
-        Self::new(EXISTS, Out::default().text(path).flag(false))
-    }
-
-    /// Reads a znode; with `watch` the server reports when it changes or is deleted.
-    pub(super) fn data(path: &str, watch: bool) -> Self {
-        Self::new(GET_DATA, Out::default().text(path).flag(watch))
-    }
-
-    /// Changes the data of a znode if it has this version.
-    pub(super) fn set_data(path: &str, data: &[u8], version: i32) -> Self {
-        let record = Out::default().text(path).bytes(data).int(version);
-        Self::new(SET_DATA, record)
-    }
-
-    pub(super) fn acl(path: &str) -> Self {
-        Self::new(GET_ACL, Out::default().text(path))
-    }
-
-    pub(super) fn children(path: &str, watch: bool) -> Self {
-        Self::new(GET_CHILDREN, Out::default().text(path).flag(watch))
-    }
-
-    /// Lets the server catch up with the leader before the next request.
-    pub(super) fn sync(path: &str) -> Self {
-        Self::new(SYNC, Out::default().text(path))
-    }
-
-    /// Passes while the znode exists with this version of its data; only inside a
-    /// [`Request::multi`].
-    pub(super) fn check(path: &str, version: i32) -> Self {
-        Self::new(CHECK, Out::default().text(path).int(version))
-    }
-
-    /// Executes all operations or none.
-    pub(super) fn multi(operations: &[Self]) -> Self {
-        let mut record = Out::default();
-        for one in operations {
-            let operation = match one.operation {
-                CREATE => CREATE_PLAIN,
-                other => other,
-            };
-            record = record.int(operation).flag(false).int(-1);
-            record = record.then(&one.record);
+    fn operation(&self) -> i32 {
+        match self {
+            Self::Delete(_) => DELETE,
+            Self::Exists(_) => 3,
+            Self::Data(..) => 4,
+            Self::SetData(..) => SET_DATA,
+            Self::Acl(_) => 6,
+            Self::Sync(_) => 9,
+            Self::Children(..) => 12,
+            Self::Check(..) => CHECK,
+            Self::Multi(_) => 14,
+            Self::RemoveWatches(_) => 18,
+            Self::Create {
+                lives: Lives::Container,
+                ..
+            } => 19,
+            Self::Create { .. } => CREATE,
+            Self::Ephemerals(_) => 103,
+            Self::AddWatch(_) => 106,
+            Self::Close => -11,
         }
-        Self::new(MULTI, record.int(-1).flag(true).int(-1))
-    }
-
-    /// The znodes that this session owns below `path`.
-    pub(super) fn ephemerals(path: &str) -> Self {
-        Self::new(GET_EPHEMERALS, Out::default().text(path))
-    }
-
-    /// Reports every change at and below `path`, until the watch is removed.
-    pub(super) fn add_watch(path: &str) -> Self {
-        const PERSISTENT_RECURSIVE: i32 = 1;
-        Self::new(
-            ADD_WATCH,
-            Out::default().text(path).int(PERSISTENT_RECURSIVE),
-        )
-    }
-
-    pub(super) fn remove_watches(path: &str) -> Self {
-        const BOTH_KINDS: i32 = 3;
-        Self::new(REMOVE_WATCHES, Out::default().text(path).int(BOTH_KINDS))
-    }
-
-    pub(super) fn close() -> Self {
-        Self::new(CLOSE, Out::default())
     }
 
     /// Whether an answer without an error proves that a majority has accepted it.
     pub(super) fn is_write(&self) -> bool {
         matches!(
-            self.operation,
-            CREATE | CREATE_CONTAINER | DELETE | SET_DATA | MULTI
+            self,
+            Self::Create { .. } | Self::Delete(_) | Self::SetData(..) | Self::Multi(_)
         )
     }
 
     /// The packet with this xid.
     pub(super) fn packet(&self, xid: i32) -> Vec<u8> {
-        let header = Out::default().int(xid).int(self.operation);
-        Out::default().bytes(&header.then(&self.record).0).0
+        packet(|out| self.write(out.int(xid).int(self.operation())))
     }
 
-    pub(super) fn ping() -> Vec<u8> {
-        Self::new(PING, Out::default()).packet(PING_XID)
+    fn write<'a>(&self, out: &'a mut Out) -> &'a mut Out {
+        const PERSISTENT_RECURSIVE: i32 = 1;
+        const BOTH_KINDS: i32 = 3;
+        match self {
+            Self::Create {
+                path,
+                data,
+                acl,
+                lives,
+            } => {
+                let (scheme, id) = match acl {
+                    Acl::Open => ("world", "anyone"),
+                    Acl::Creator => ("auth", ""),
+                };
+                out.text(path).bytes(data).int(1);
+                out.int(ALL).text(scheme).text(id).int(*lives as i32)
+            }
+            Self::Delete(path) => out.text(path).int(ANY),
+            Self::Exists(path) => out.text(path).flag(false),
+            Self::Data(path, watch) | Self::Children(path, watch) => out.text(path).flag(*watch),
+            Self::SetData(path, data, version) => out.text(path).bytes(data).int(*version),
+            Self::Check(path, version) => out.text(path).int(*version),
+            Self::Acl(path) | Self::Sync(path) | Self::Ephemerals(path) => out.text(path),
+            Self::Multi(operations) => {
+                for one in operations {
+                    let operation = match one.operation() {
+                        CREATE => CREATE_PLAIN,
+                        other => other,
+                    };
+                    out.int(operation).flag(false).int(-1);
+                    one.write(out);
+                }
+                out.int(-1).flag(true).int(-1)
+            }
+            Self::AddWatch(path) => out.text(path).int(PERSISTENT_RECURSIVE),
+            Self::RemoveWatches(path) => out.text(path).int(BOTH_KINDS),
+            Self::Close => out,
+        }
     }
 
-    /// The auth packet for `scheme`.
-    pub(super) fn log_in(scheme: &str, secret: &[u8]) -> Vec<u8> {
-        let record = Out::default().int(0).text(scheme).bytes(secret);
-        Self::new(AUTH, record).packet(AUTH_XID)
+    /// What the server answers to it.
+    pub(super) fn answer(&self, error: i32, record: &[u8]) -> Answer {
+        if error != 0 {
+            return Err(Refused::Code(error));
+        }
+        let (mut from, mut reply) = (In(record), Reply::default());
+        match self {
+            Self::Create { .. } => reply.path = from.text()?,
+            Self::Data(..) => reply.data = from.bytes()?.to_vec(),
+            Self::Children(..) | Self::Ephemerals(_) => reply.names = from.texts()?,
+            Self::Acl(_) => reply.acl = from.acl()?,
+            Self::Multi(_) => from.multi()?,
+            _ => {}
+        }
+        if let Self::Create { .. }
+        | Self::Data(..)
+        | Self::Children(..)
+        | Self::Exists(_)
+        | Self::SetData(..) = self
+        {
+            reply.stat = from.stat()?;
+        }
+        Ok(reply)
     }
+}
+
+pub(super) fn ping() -> Vec<u8> {
+    packet(|out| out.int(PING_XID).int(PING))
+}
+
+/// The auth packet for `scheme`.
+pub(super) fn log_in(scheme: &str, secret: &[u8]) -> Vec<u8> {
+    packet(|out| {
+        out.int(AUTH_XID)
+            .int(AUTH)
+            .int(0)
+            .text(scheme)
+            .bytes(secret)
+    })
 }
 
 /// The connect request: opens a session, or continues one.
 pub(super) fn greeting(seen: i64, timeout_ms: i32, session: i64, password: &[u8]) -> Vec<u8> {
-    let record = Out::default().int(0).long(seen).int(timeout_ms);
-    let record = record.long(session).bytes(password).flag(false);
-    Out::default().bytes(&record.0).0
+    packet(|out| {
+        out.int(0).long(seen).int(timeout_ms);
+        out.long(session).bytes(password).flag(false)
+    })
+}
+
+fn packet(write: impl FnOnce(&mut Out) -> &mut Out) -> Vec<u8> {
+    let (mut record, mut packet) = (Out::default(), Out::default());
+    write(&mut record);
+    packet.bytes(&record.0);
+    packet.0
 }
 
 /// The connect response. Session 0 means that the requested session has expired.
@@ -282,9 +253,15 @@ impl Greeted {
 
 /// A packet from the server.
 #[derive(Debug)]
-pub(super) enum Packet {
+pub(super) enum Packet<'a> {
     /// The answer to the oldest unanswered request.
-    Answer(Answer),
+    Answer {
+        xid: i32,
+        /// The last zxid that the server had applied.
+        zxid: i64,
+        error: i32,
+        record: &'a [u8],
+    },
     /// A watch has fired.
     Event {
         kind: i32,
@@ -301,8 +278,8 @@ pub(super) mod event {
     pub(in super::super) const CHILDREN: i32 = 4;
 }
 
-impl Packet {
-    pub(super) fn read(record: &[u8]) -> Result<Self, Malformed> {
+impl<'a> Packet<'a> {
+    pub(super) fn read(record: &'a [u8]) -> Result<Self, Malformed> {
         let mut from = In(record);
         let (xid, zxid, error) = (from.int()?, from.long()?, from.int()?);
         Ok(match xid {
@@ -313,27 +290,45 @@ impl Packet {
             }
             PING_XID => Self::Pong,
             AUTH_XID => Self::LoggedIn(error == 0),
-            xid => Self::Answer(Answer {
+            xid => Self::Answer {
                 xid,
                 zxid,
                 error,
-                record: from.0.to_vec(),
-                sent: BootTime::PAST,
-            }),
+                record: from.0,
+            },
         })
     }
 }
 
 /// The answer to a request.
-#[derive(Debug, Clone)]
-pub(super) struct Answer {
-    pub(super) xid: i32,
-    /// The last zxid that the server had applied.
-    pub(super) zxid: i64,
-    pub(super) error: i32,
-    record: Vec<u8>,
-    /// When the request was sent.
-    pub(super) sent: BootTime,
+pub(super) type Answer = Result<Reply, Refused>;
+
+/// What an answer says. What its request does not ask for is empty.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Reply {
+    /// The path that was created.
+    pub(super) path: String,
+    pub(super) data: Vec<u8>,
+    /// Of children; of ephemerals their paths.
+    pub(super) names: Vec<String>,
+    pub(super) stat: Stat,
+    /// Rights, and the scheme of those who have them.
+    pub(super) acl: Vec<(i32, String)>,
+}
+
+/// The metadata of a znode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Stat {
+    /// The czxid: the transaction that created it.
+    pub(super) created: i64,
+    /// The mzxid: the transaction that last changed its data.
+    pub(super) modified: i64,
+    /// How often its data was changed.
+    pub(super) version: i32,
+    /// How often its children were changed.
+    pub(super) children_version: i32,
+    /// The session that owns it; 0 for none.
+    pub(super) owner: i64,
 }
 
 /// Why an answer has no result.
@@ -355,71 +350,127 @@ impl Refused {
     }
 }
 
-impl Answer {
-    fn record(&self) -> Result<In<'_>, Refused> {
-        match self.error {
-            0 => Ok(In(&self.record)),
-            code => Err(Refused::Code(code)),
+/// A record whose lengths or texts are invalid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// A record being written.
+#[derive(Debug, Default)]
+struct Out(Vec<u8>);
+
+impl Out {
+    fn int(&mut self, value: i32) -> &mut Self {
+        self.0.extend_from_slice(&value.to_be_bytes());
+        self
+    }
+
+    fn long(&mut self, value: i64) -> &mut Self {
+        self.0.extend_from_slice(&value.to_be_bytes());
+        self
+    }
+
+    fn flag(&mut self, value: bool) -> &mut Self {
+        self.0.push(u8::from(value));
+        self
+    }
+
+    fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        // Nothing of ours is near 2 GiB; a server accepts 1 MiB.
+        self.int(i32::try_from(value.len()).unwrap_or(i32::MAX));
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    fn text(&mut self, value: &str) -> &mut Self {
+        self.bytes(value.as_bytes())
+    }
+}
+
+/// A record being read.
+#[derive(Debug, Clone, Copy)]
+struct In<'a>(&'a [u8]);
+
+impl<'a> In<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (head, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        self.take(N)?.try_into().map_err(|_| Malformed)
+    }
+
+    fn int(&mut self) -> Result<i32, Malformed> {
+        self.array().map(i32::from_be_bytes)
+    }
+
+    fn long(&mut self) -> Result<i64, Malformed> {
+        self.array().map(i64::from_be_bytes)
+    }
+
+    fn flag(&mut self) -> Result<bool, Malformed> {
+        self.array().map(|[byte]| byte != 0)
+    }
+
+    /// A length of -1 means null, which is the same as empty here.
+    fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
+        match self.int()? {
+            -1 => Ok(&[]),
+            length => self.take(usize::try_from(length).map_err(|_| Malformed)?),
         }
     }
 
-    pub(super) fn done(&self) -> Result<(), Refused> {
-        self.record().map(drop)
+    fn text(&mut self) -> Result<String, Malformed> {
+        String::from_utf8(self.bytes()?.to_vec()).map_err(|_| Malformed)
     }
 
-    /// The path that was created, and its stat.
-    pub(super) fn created(&self) -> Result<(String, Stat), Refused> {
-        let mut from = self.record()?;
-        Ok((from.text()?, Stat::read(&mut from)?))
+    fn texts(&mut self) -> Result<Vec<String>, Malformed> {
+        // Nothing is reserved by the server's count: each text takes at least four bytes.
+        let count = self.int()?.max(0);
+        (0..count).map(|_| self.text()).collect()
     }
 
-    pub(super) fn stat(&self) -> Result<Stat, Refused> {
-        Ok(Stat::read(&mut self.record()?)?)
+    fn stat(&mut self) -> Result<Stat, Malformed> {
+        let (created, modified) = (self.long()?, self.long()?);
+        let _times = (self.long()?, self.long()?);
+        let (version, children_version) = (self.int()?, self.int()?);
+        let _acl_version = self.int()?;
+        let owner = self.long()?;
+        let _sizes = (self.int()?, self.int()?, self.long()?);
+        Ok(Stat {
+            created,
+            modified,
+            version,
+            children_version,
+            owner,
+        })
     }
 
-    pub(super) fn data(&self) -> Result<(Vec<u8>, Stat), Refused> {
-        let mut from = self.record()?;
-        let data = from.bytes()?.to_vec();
-        Ok((data, Stat::read(&mut from)?))
-    }
-
-    pub(super) fn children(&self) -> Result<(Vec<String>, Stat), Refused> {
-        let mut from = self.record()?;
-        Ok((from.texts()?, Stat::read(&mut from)?))
-    }
-
-    pub(super) fn ephemerals(&self) -> Result<Vec<String>, Refused> {
-        Ok(self.record()?.texts()?)
-    }
-
-    pub(super) fn acl(&self) -> Result<Vec<Acl>, Refused> {
-        let mut from = self.record()?;
-        let count = from.int()?.max(0);
-        let mut acl = || {
-            Ok(Acl {
-                rights: from.int()?,
-                scheme: from.text()?,
-                id: from.text()?,
-            })
+    fn acl(&mut self) -> Result<Vec<(i32, String)>, Malformed> {
+        let count = self.int()?.max(0);
+        let mut one = || {
+            let (rights, scheme) = (self.int()?, self.text()?);
+            let _id = self.text()?;
+            Ok((rights, scheme))
         };
-        (0..count).map(|_| acl()).collect()
+        (0..count).map(|_| one()).collect()
     }
 
     /// Whether a multi was applied; otherwise its first error.
-    pub(super) fn multi(&self) -> Result<(), Refused> {
-        let mut from = self.record()?;
+    fn multi(&mut self) -> Result<(), Refused> {
         loop {
-            let (operation, done, error) = (from.int()?, from.flag()?, from.int()?);
+            let (operation, done, error) = (self.int()?, self.flag()?, self.int()?);
             match operation {
                 _ if done => return Ok(()),
                 // Operations before the failed one have 0 here.
-                -1 => match from.int()? {
+                -1 => match self.int()? {
                     0 => {}
                     code => return Err(Refused::Code(code)),
                 },
                 _ if error != 0 && error != -1 => return Err(Refused::Code(error)),
-                CREATE_PLAIN => drop(from.text()?),
-                SET_DATA => drop(Stat::read(&mut from)?),
+                CREATE_PLAIN => drop(self.text()?),
+                SET_DATA => drop(self.stat()?),
                 DELETE | CHECK => {}
                 _ => return Err(Refused::Malformed),
             }
@@ -431,49 +482,87 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn answer(record: Out) -> Answer {
-        Answer {
-            xid: 1,
-            zxid: 1,
-            error: 0,
-            record: record.0,
-            sent: BootTime::PAST,
+    fn record(write: impl FnOnce(&mut Out) -> &mut Out) -> Vec<u8> {
+        packet(write).split_off(4)
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let out = record(|out| out.int(-7).long(1 << 40).flag(true).text("ü"));
+        let mut read = In(&out);
+        assert_eq!(read.int(), Ok(-7));
+        assert_eq!(read.long(), Ok(1 << 40));
+        assert_eq!(read.flag(), Ok(true));
+        assert_eq!(read.text().as_deref(), Ok("ü"));
+        assert_eq!(read.int(), Err(Malformed));
+    }
+
+    #[test]
+    fn lengths_that_lie_are_refused() {
+        let int = |value| record(|out| out.int(value));
+        for lie in [i32::MAX, -2, 5] {
+            assert_eq!(In(&int(lie)).bytes(), Err(Malformed));
         }
+        assert_eq!(In(&int(-1)).bytes(), Ok(&[][..]));
+        assert_eq!(In(&int(i32::MAX)).texts(), Err(Malformed));
+        let text = record(|out| out.bytes(&[0xff]));
+        assert_eq!(In(&text).text(), Err(Malformed));
+        let cut = Request::Exists(String::new()).answer(0, &[0; 67]);
+        assert_eq!(cut.err(), Some(Refused::Malformed));
     }
 
     #[test]
     fn a_multi_tells_its_first_failure() {
-        let end = |out: Out| answer(out.int(-1).flag(true).int(-1));
-        let done = Out::default().int(DELETE).flag(false).int(0);
-        assert_eq!(end(done.int(CHECK).flag(false).int(0)).multi(), Ok(()));
-        let failed = Out::default().int(-1).flag(false).int(0).int(0);
-        let failed = failed.int(-1).flag(false).int(code::NO_NODE);
-        let failed = end(failed.int(code::NO_NODE));
-        assert_eq!(failed.multi(), Err(Refused::Code(code::NO_NODE)));
-        let cut = answer(Out::default().int(DELETE).flag(false));
-        assert_eq!(cut.multi(), Err(Refused::Malformed));
+        let multi = |write: &dyn Fn(&mut Out), end: bool| {
+            let record = record(|out| {
+                write(out);
+                if end {
+                    out.int(-1).flag(true).int(-1)
+                } else {
+                    out
+                }
+            });
+            Request::Multi(vec![]).answer(0, &record).map(drop)
+        };
+        let done = |out: &mut Out| {
+            out.int(DELETE).flag(false).int(0);
+            out.int(CHECK).flag(false).int(0);
+        };
+        assert_eq!(multi(&done, true), Ok(()));
+        let failed = |out: &mut Out| {
+            out.int(-1).flag(false).int(0).int(0);
+            out.int(-1)
+                .flag(false)
+                .int(code::NO_NODE)
+                .int(code::NO_NODE);
+        };
+        assert_eq!(multi(&failed, true), Err(Refused::Code(code::NO_NODE)));
+        assert_eq!(multi(&done, false), Err(Refused::Malformed));
     }
 
     #[test]
     fn packets_are_told_apart() {
-        let packet = |xid: i32| Out::default().int(xid).long(9).int(0);
-        let event = packet(-1).int(event::DELETED).int(3).text("/a");
+        let packet = |xid: i32| record(|out| out.int(xid).long(9).int(0));
+        let event = record(|out| {
+            out.int(-1).long(9).int(0);
+            out.int(event::DELETED).int(3).text("/a")
+        });
         assert!(matches!(
-            Packet::read(&event.0),
+            Packet::read(&event),
             Ok(Packet::Event { kind: event::DELETED, path }) if path == "/a"
         ));
-        assert!(matches!(Packet::read(&packet(-2).0), Ok(Packet::Pong)));
+        assert!(matches!(Packet::read(&packet(-2)), Ok(Packet::Pong)));
         assert!(matches!(
-            Packet::read(&packet(-4).0),
+            Packet::read(&packet(-4)),
             Ok(Packet::LoggedIn(true))
         ));
         assert!(matches!(
-            Packet::read(&packet(7).0),
-            Ok(Packet::Answer(Answer {
+            Packet::read(&packet(7)),
+            Ok(Packet::Answer {
                 xid: 7,
                 zxid: 9,
                 ..
-            }))
+            })
         ));
         assert!(Packet::read(&[0; 15]).is_err());
     }

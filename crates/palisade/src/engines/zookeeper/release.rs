@@ -7,14 +7,15 @@
 //! behind it: then nobody can have been granted since, and the transaction checks that they still
 //! wait. Or a second znode at the end of the line shows that nobody else is in it.
 
-use super::acquire::{Known, Node, children, unexpected};
+use std::sync::Arc;
+
+use super::acquire::{Node, children, names};
 use super::error;
 use super::keys::{Child, Record};
 use super::proto::{ANY, Answer, Lives, Request, code};
+use super::session::Session;
 use super::snapshot::{Place, Snapshot};
 use super::{Inner, inspect, notify};
-use std::sync::Arc;
-
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
@@ -26,7 +27,8 @@ use crate::engines::kit::cas::Retry;
 const TRIES: u32 = 16;
 
 pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
-    let known = engine.known(ticket.claim);
+    let line = engine.keys.line(&ticket.name)?;
+    let known = engine.known(&line, ticket.claim);
     let node = known.as_ref().and_then(|known| known.node.as_ref());
     if let Some(node) = node
         && ticket.sequence != 0
@@ -34,39 +36,35 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     {
         return Ok(Left::Absent);
     }
-    let left = match (&known, node) {
-        (Some(known), Some(node)) if !ticket.in_doubt => {
-            let path = format!("{}/{}", known.line, node.name);
-            delete(engine, Some(known), &path).await?
+    let mut left = false;
+    if let Some(known) = &known {
+        // First, because the list that finds the others may be denied.
+        if let Some(node) = node {
+            let path = format!("{line}/{}", node.name);
+            left = delete(engine, Some(&known.session), &path).await?;
         }
         // An enter was not answered, or two copies were sent.
-        (Some(known), _) => leave_all(engine, known, ticket.claim).await?,
-        (None, _) => match &ticket.native {
-            Some(path) => delete(engine, None, path).await?,
-            None => false,
-        },
-    };
-    engine.known.lock().remove(ticket.claim);
+        if node.is_none() || ticket.in_doubt {
+            left |= leave_all(engine, &known.session, &line, ticket.claim).await?;
+        }
+    } else if let Some(path) = &ticket.native {
+        left = delete(engine, None, path).await?;
+    }
+    engine.forget(&line, ticket.claim);
     Ok(Left::of(left))
 }
 
 /// Deletes all znodes of the claim. The request follows their creates on the same session, so none
 /// can appear later.
-async fn leave_all(engine: &Inner, known: &Known, claim: ClaimId) -> Result<bool> {
-    let requests = vec![
-        Request::sync(&known.line),
-        Request::children(&known.line, false),
-    ];
-    let answers = match call(engine, known, "leave", &requests).await {
+async fn leave_all(engine: &Inner, session: &Session, line: &str, claim: ClaimId) -> Result<bool> {
+    let names = match names(engine, session, "leave", line).await {
         // They were deleted with their session.
         Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
-        answers => answers?,
+        names => names?.unwrap_or_default(),
     };
-    let names = children(&answers)?.unwrap_or_default();
     let mut left = false;
     for name in Snapshot::new(&names).nodes_of(claim) {
-        let path = format!("{}/{name}", known.line);
-        left |= delete(engine, Some(known), &path).await?;
+        left |= delete(engine, Some(session), &format!("{line}/{name}")).await?;
     }
     Ok(left)
 }
@@ -74,26 +72,26 @@ async fn leave_all(engine: &Inner, known: &Known, claim: ClaimId) -> Result<bool
 /// Deletes a znode, and returns whether it existed. The znodes of a session that has ended are
 /// gone, or soon will be; they are deleted through another session. An unanswered request is
 /// retried once.
-async fn delete(engine: &Inner, known: Option<&Known>, path: &str) -> Result<bool> {
-    let mut known = known.filter(|known| known.session.is_usable());
+async fn delete(engine: &Inner, session: Option<&Session>, path: &str) -> Result<bool> {
+    let client = &engine.client;
+    let mut session = session.filter(|session| session.is_usable());
     let mut maybe = false;
     for last in [false, true] {
-        let requests = vec![Request::delete(path)];
-        let answers = match known {
-            Some(known) => call(engine, known, "leave", &requests).await,
-            None => engine.client.read("leave", &requests).await,
+        let requests = vec![Request::Delete(path.to_owned())];
+        let answers = match session {
+            Some(session) => session.call("leave", client.timeout, requests).await,
+            None => client.read("leave", &requests).await,
         };
         match answers {
-            Ok(answers) => {
-                let answer = answers.first().ok_or_else(unexpected)?;
-                return match answer.done() {
-                    Ok(()) => Ok(true),
+            Ok(mut answers) => {
+                return match answers.pop().ok_or_else(error::missing)? {
+                    Ok(_) => Ok(true),
                     // If it is gone by now, the first copy was applied.
                     Err(refused) if refused.is(code::NO_NODE) => Ok(maybe),
                     Err(refused) => Err(error::refused("leave", refused)),
                 };
             }
-            Err(error) if error.kind() == ErrorKind::Lost && !last => known = None,
+            Err(error) if error.kind() == ErrorKind::Lost && !last => session = None,
             Err(error) if error.is_transient() && !last => {
                 maybe |= error.outcome() == Outcome::MaybeApplied;
             }
@@ -103,26 +101,15 @@ async fn delete(engine: &Inner, known: Option<&Known>, path: &str) -> Result<boo
     Ok(maybe)
 }
 
-async fn call(
-    engine: &Inner,
-    known: &Known,
-    operation: &'static str,
-    requests: &[Request],
-) -> Result<Vec<Answer>> {
-    let client = &engine.client;
-    client
-        .call(&known.session, operation, requests.to_vec())
-        .await
-}
-
 pub(super) async fn amend(
     engine: &Arc<Inner>,
     ticket: &Ticket,
     amendment: &Amendment,
 ) -> Result<Amended> {
+    let line = engine.keys.line(&ticket.name)?;
     let mut retry = Retry::times(TRIES);
     loop {
-        let known = engine.known(ticket.claim);
+        let known = engine.known(&line, ticket.claim);
         let Some((known, node)) = known.and_then(|known| Some((known.clone(), known.node?))) else {
             return Ok(Amended::Gone);
         };
@@ -132,7 +119,8 @@ pub(super) async fn amend(
         let amending = Amending {
             engine,
             ticket,
-            known: &known,
+            line: &line,
+            session: &known.session,
             node: &node,
         };
         let amended = match amendment {
@@ -152,33 +140,34 @@ pub(super) async fn amend(
 struct Amending<'a> {
     engine: &'a Arc<Inner>,
     ticket: &'a Ticket,
-    known: &'a Known,
+    line: &'a str,
+    session: &'a Session,
     node: &'a Node,
 }
 
 impl Amending<'_> {
     fn path(&self, name: &str) -> String {
-        format!("{}/{name}", self.known.line)
+        format!("{}/{name}", self.line)
     }
 
-    async fn call(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
-        call(self.engine, self.known, "amend", &requests).await
+    async fn ask(&self, request: Request) -> Result<Answer> {
+        let timeout = self.engine.client.timeout;
+        self.session.ask("amend", timeout, request).await
     }
 
     /// The claim's record and its version; `None` when its znode is gone.
     async fn record(&self) -> Result<Option<(Record, i32)>> {
-        let read = Request::data(&self.path(&self.node.name), false);
-        let answers = self.call(vec![read]).await?;
-        let (data, stat) = match answers.first().ok_or_else(unexpected)?.data() {
+        let read = Request::Data(self.path(&self.node.name), false);
+        let found = match self.ask(read).await? {
             Ok(found) => found,
             Err(refused) if refused.is(code::NO_NODE) => return Ok(None),
             Err(refused) => return Err(error::refused("amend", refused)),
         };
-        let Some(record) = Record::read(&data) else {
+        let Some(record) = Record::read(&found.data) else {
             let message = "the record of this place can't be read; was it changed by hand?";
             return Err(Error::new(ErrorKind::Unusable, "amend", message));
         };
-        Ok(Some((record, stat.version)))
+        Ok(Some((record, found.stat.version)))
     }
 
     async fn set_value(&self, value: &str) -> Result<Option<Amended>> {
@@ -190,29 +179,22 @@ impl Amending<'_> {
             ..record
         };
         let path = self.path(&self.node.name);
-        let set = Request::set_data(&path, &record.json(), version);
-        let answers = self.call(vec![set]).await?;
-        match answers.first().ok_or_else(unexpected)?.done() {
-            Ok(()) => Ok(Some(Amended::Done)),
+        match self
+            .ask(Request::SetData(path, record.json(), version))
+            .await?
+        {
+            Ok(_) => Ok(Some(Amended::Done)),
             Err(refused) if refused.is(code::NO_NODE) => Ok(Some(Amended::Gone)),
             Err(refused) if refused.is(code::BAD_VERSION) => Ok(None),
             Err(refused) => Err(error::refused("amend", refused)),
         }
     }
 
-    /// The children of the line after a `sync` with the leader: a follower may not know yet that
-    /// another reader is gone, and would refuse an upgrade needlessly.
-    async fn names(&self) -> Result<Vec<String>> {
-        let requests = vec![
-            Request::sync(&self.known.line),
-            Request::children(&self.known.line, false),
-        ];
-        let answers = self.call(requests).await?;
-        Ok(children(&answers)?.unwrap_or_default())
-    }
-
     async fn reweigh(&self, ask: Ask) -> Result<Option<Amended>> {
-        let mut snapshot = Snapshot::new(&self.names().await?);
+        // After a `sync`: a follower may not know yet that another reader is gone, and would refuse
+        // an upgrade needlessly.
+        let names = names(self.engine, self.session, "amend", self.line).await?;
+        let mut snapshot = Snapshot::new(&names.unwrap_or_default());
         snapshot.settle();
         let Some(at) = snapshot.find(&self.node.name) else {
             return Ok(Some(Amended::Gone));
@@ -260,15 +242,13 @@ impl Amending<'_> {
         if name == self.node.name {
             return Ok(Some(Amended::Done));
         }
-        let acl = &self.engine.client.acl;
-        let new = Request::create(&self.path(&name), &record.json(), acl, Lives::Ephemeral);
-        let old = Request::delete(&self.path(&self.node.name));
-        let waits = waits.as_deref().map(|path| Request::check(path, ANY));
-        let steps: Vec<Request> = waits.into_iter().chain([new, old]).collect();
-        let answers = self.call(vec![Request::multi(&steps)]).await?;
-        match answers.first().ok_or_else(unexpected)?.multi() {
-            Ok(()) => {
-                self.moved(name, ask);
+        let new = self.create(&name, record, Lives::Ephemeral);
+        let old = Request::Delete(self.path(&self.node.name));
+        let waits = waits.map(|path| Request::Check(path, ANY));
+        let steps = waits.into_iter().chain([new, old]).collect();
+        match self.ask(Request::Multi(steps)).await? {
+            Ok(_) => {
+                self.moved(name);
                 Ok(Some(Amended::Done))
             }
             Err(refused) if refused.is(code::NO_NODE) => Ok(None),
@@ -276,18 +256,29 @@ impl Amending<'_> {
         }
     }
 
+    fn create(&self, name: &str, record: &Record, lives: Lives) -> Request {
+        Request::Create {
+            path: self.path(name),
+            data: record.json(),
+            acl: self.engine.client.acl,
+            lives,
+        }
+    }
+
     /// Takes a second place, and keeps it if only our own are ahead.
     async fn second_node(&self, ask: Ask, record: &Record) -> Result<Option<Amended>> {
-        let ticket = self.engine.keys.ticket(self.ticket.claim, ask);
-        let (path, acl) = (self.path(&ticket), &self.engine.client.acl);
-        let data = record.json();
-        let take = Request::create(&path, &data, acl, Lives::EphemeralSequential);
-        let requests = vec![take, Request::children(&self.known.line, false)];
-        let answers = self.call(requests).await?;
-        let created = answers.first().ok_or_else(unexpected)?.created();
-        let (path, _) = created.map_err(|refused| error::refused("amend", refused))?;
-        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-        let snapshot = Snapshot::new(&children(&answers)?.unwrap_or_default());
+        let (engine, timeout) = (self.engine, self.engine.client.timeout);
+        let ticket = engine.keys.ticket(self.ticket.claim, ask);
+        let take = self.create(&ticket, record, Lives::EphemeralSequential);
+        let list = Request::Children(self.line.to_owned(), false);
+        let answers = self.session.call("amend", timeout, vec![take, list]);
+        let mut answers = answers.await?;
+        let listed = answers.split_off(1.min(answers.len()));
+        let created = answers.pop().ok_or_else(error::missing)?;
+        let created = created.map_err(|refused| error::refused("amend", refused))?;
+        let name = Node::of(&created).name;
+        let listed = children(listed).map_err(Error::maybe_applied)?;
+        let snapshot = Snapshot::new(&listed.unwrap_or_default());
         let at = snapshot.find(&name).unwrap_or(0);
         let is_own = |place: &Place| place.child.claim == Some(self.ticket.claim);
         let mut ahead = snapshot.line.seats[..at].iter();
@@ -295,24 +286,24 @@ impl Amending<'_> {
         let alone = snapshot.find(&self.node.name).is_some_and(|own| own < at)
             && ahead.all(|seat| is_own(&seat.extra));
         if !alone {
-            self.call(vec![Request::delete(&path)]).await?;
+            let _ = self.ask(Request::Delete(created.path)).await?;
             return Ok(None);
         }
         let old = self.path(&self.node.name);
-        self.moved(name, ask);
+        self.moved(name);
         // Without a reply it goes with the claim: a leave in doubt deletes both.
-        self.call(vec![Request::delete(&old)]).await?;
+        let _ = self.ask(Request::Delete(old)).await?;
         Ok(Some(Amended::Done))
     }
 
     /// Records the claim's new znode.
-    fn moved(&self, name: String, ask: Ask) {
-        let token = self.node.token;
-        self.engine.update(self.ticket.claim, |known| {
+    fn moved(&self, name: String) {
+        let (token, claim) = (self.node.token, self.ticket.claim);
+        self.engine.update(self.line, claim, |known| {
             known.node = Some(Node { name, token });
-            known.ask = ask;
         });
-        notify::guard(self.engine, self.ticket.claim);
+        let guard = notify::guard(Arc::downgrade(self.engine), self.line.into(), claim);
+        self.engine.client.thread.spawn(guard);
     }
 }
 
@@ -333,13 +324,13 @@ pub(super) async fn evict(
         };
         let path = format!("{line}/{}", place.child.name);
         let write = match (eviction, place.record) {
-            (Eviction::Remove, _) => Request::delete(&path),
+            (Eviction::Remove, _) => Request::Delete(path),
             (Eviction::Mark, Some(record)) if place.child.claim.is_some() => {
                 let record = Record {
                     evicted: true,
                     ..record
                 };
-                Request::set_data(&path, &record.json(), place.version)
+                Request::SetData(path, record.json(), place.version)
             }
             (Eviction::Mark, _) => {
                 let message = "a ticket of another tool can't be asked to let go; take it away by \
@@ -348,9 +339,8 @@ pub(super) async fn evict(
             }
         };
         let session = engine.client.any().await?;
-        let answers = engine.client.call(&session, "evict", vec![write]).await?;
-        match answers.first().ok_or_else(unexpected)?.done() {
-            Ok(()) => return Ok(true),
+        match session.ask("evict", engine.client.timeout, write).await? {
+            Ok(_) => return Ok(true),
             Err(refused) if refused.is(code::NO_NODE) || refused.is(code::BAD_VERSION) => {}
             Err(refused) => return Err(error::refused("evict", refused)),
         }

@@ -1,13 +1,11 @@
 //! `renew` and `audit`: renews sessions by a write that a majority accepts, and lists their znodes,
 //! so that the keeper can leave places that nobody knows.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 
 use super::Inner;
-use super::acquire::unexpected;
 use super::error;
 use super::keys::{Child, Keys};
 use super::proto::{ANY, Lives, Request, code};
@@ -16,7 +14,6 @@ use crate::core::engine::{Audited, Renewal};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::{Lease, LeaseId, Ticket};
-use crate::engines::kit::timed;
 
 pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     join_all(
@@ -35,65 +32,51 @@ async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal 
         return Renewal::Lost;
     };
     // It was not used for a while, and another session serves requests without a claim.
-    let is_idle = session.idle() > session.armed().ttl && !engine.has_claims(session.id());
+    let is_idle = session.idle() > session.armed().ttl && !engine.has_claims(&session, |_| true);
     if is_idle && engine.client.retire(&session) {
         session.close().await;
         return Renewal::Lost;
     }
-    let mut writes = vec![Request::multi(&[Request::check(engine.keys.base(), ANY)])];
-    if engine.has_agents(session.id()) {
+    let check = Request::Check(engine.keys.base().to_owned(), ANY);
+    let mut writes = vec![Request::Multi(vec![check])];
+    if engine.has_claims(&session, |known| known.is_agents) {
         // For the deadlock detection of others. It renews like the first write, and its result is
         // ignored.
         let node = engine.keys.session(session.id());
-        writes.push(Request::set_data(&node, &[], ANY));
+        writes.push(Request::SetData(node, Vec::new(), ANY));
     }
-    let (before, generation) = (session.armed(), session.generation());
-    // The connection may be dead though the server is healthy, so the next renewal uses another
-    // one.
-    match timed("renew", within, session.call(writes)).await {
-        Err(late) => {
-            session.give_up(generation);
-            Renewal::Unknown(late)
-        }
-        Ok(Err(failure)) => match error::failed("renew", failure) {
-            over if over.kind() == ErrorKind::Lost => Renewal::Lost,
-            error => Renewal::Unknown(error.maybe_applied()),
-        },
-        Ok(Ok(answers)) => {
-            session.answered();
-            let shown = answers.get(1);
-            if shown.is_some_and(|answer| answer.error == code::NO_NODE) {
-                show(engine, &session);
-            }
-            let armed = session.armed();
-            if armed.sent > before.sent {
-                return Renewal::Held(armed);
-            }
-            let message = "the server did not accept the write that renews the session";
-            Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
-        }
+    let before = session.armed();
+    let answers = match session.call("renew", within, writes).await {
+        Ok(answers) => answers,
+        Err(over) if over.kind() == ErrorKind::Lost => return Renewal::Lost,
+        Err(error) => return Renewal::Unknown(error.maybe_applied()),
+    };
+    if matches!(answers.get(1), Some(Err(refused)) if refused.is(code::NO_NODE)) {
+        show(engine, &session);
     }
+    let armed = session.armed();
+    if armed.sent > before.sent {
+        return Renewal::Held(armed);
+    }
+    let message = "the server did not accept the write that renews the session";
+    Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
 }
 
 /// Creates the znode that shows the renewals of a session. Best effort: without it a deadlock with
 /// this session in it is reported, but not broken.
-fn show(engine: &Inner, session: &Arc<Session>) {
-    let (node, acl) = (engine.keys.session(session.id()), &engine.client.acl);
-    let make = |path: &str| {
-        let lives = if path == node {
+fn show(engine: &Inner, session: &Session) {
+    let node = engine.keys.session(session.id());
+    let make = |path: &str| Request::Create {
+        path: path.to_owned(),
+        data: Vec::new(),
+        acl: engine.client.acl,
+        lives: if path == node {
             Lives::Ephemeral
         } else {
             Lives::Container
-        };
-        Request::create(path, &[], acl, lives)
+        },
     };
-    let (make, session) = (
-        Keys::parents(&node).map(make).collect(),
-        Arc::clone(session),
-    );
-    engine.client.thread.spawn(async move {
-        let _ = session.call(make).await;
-    });
+    drop(session.send(Keys::parents(&node).map(make).collect()));
 }
 
 /// The places of a session.
@@ -102,14 +85,13 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
         let message = "the session has ended; its renewal will say so";
         return Err(Error::new(ErrorKind::Lost, "audit", message));
     };
-    let list = Request::ephemerals(engine.keys.base());
-    let answers = engine.client.call(&session, "audit", vec![list]).await?;
-    let listed = answers.first().ok_or_else(unexpected)?.ephemerals();
+    let list = Request::Ephemerals(engine.keys.base().to_owned());
+    let listed = session.ask("audit", engine.client.timeout, list).await?;
     let listed = listed.map_err(|refused| error::refused("audit", refused))?;
     let audited = |path: String| {
         let (line, child) = path.rsplit_once('/')?;
         let claim = Child::read(child)?.claim?;
-        let known = engine.known(claim);
+        let known = engine.known(line, claim);
         let node = known.as_ref().and_then(|known| known.node.as_ref());
         let ticket = Ticket {
             name: Name::new(engine.keys.name(line)?).ok()?,
@@ -122,5 +104,5 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
         let evicted = known.is_some_and(|known| known.evicted);
         Some(Audited { ticket, evicted })
     };
-    Ok(listed.into_iter().filter_map(audited).collect())
+    Ok(listed.names.into_iter().filter_map(audited).collect())
 }

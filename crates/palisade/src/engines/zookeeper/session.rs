@@ -6,8 +6,9 @@
 //! alive. Even a write through a follower does not touch the leader's session timer by itself: the
 //! follower reports the sessions that it has heard from with the leader's next ping, every half
 //! tick. So the session timeout is 1.5 times the lease, and a write counts in full only if
-//! something was answered long enough before it to have been reported (see [`Touches`]).
+//! something was answered long enough before it to have been reported.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::connection::{Connection, Endpoints, NoConnection};
 use super::driver::Driver;
+use super::error;
 use super::proto::{Answer, Request};
 use super::thread::Thread;
 use super::watches::{Watched, Watches};
@@ -38,6 +40,8 @@ pub(super) enum Failure {
     NotSent(Error),
     /// The connection broke; it may have been applied.
     Broken,
+    /// There was no answer within this time; it may have been applied.
+    Late(Duration),
     /// The session has ended, and with it everything that it owned.
     Over,
 }
@@ -81,12 +85,7 @@ impl Shared {
         Self {
             id: greeted.session,
             timeout,
-            state: Mutex::new(State {
-                armed: LeaseStart { sent, ttl },
-                leased: None,
-                over: false,
-                idle_since: sent,
-            }),
+            state: Mutex::new(State::new(LeaseStart { sent, ttl })),
             watches: Mutex::default(),
             generation: AtomicU64::new(0),
             late: AtomicU32::new(0),
@@ -106,25 +105,70 @@ pub(super) struct State {
     leased: Option<BootTime>,
     pub(super) over: bool,
     idle_since: BootTime,
+    /// The last touch that the leader certainly knows of.
+    settled: BootTime,
+    /// Touches, sent and answered, that may not have been reported to the leader yet.
+    recent: VecDeque<(BootTime, BootTime)>,
 }
 
 impl State {
+    fn new(armed: LeaseStart) -> Self {
+        Self {
+            armed,
+            leased: None,
+            over: false,
+            idle_since: armed.sent,
+            settled: armed.sent,
+            recent: VecDeque::new(),
+        }
+    }
+
     fn is_usable(&self) -> bool {
-        let over = |lease: LeaseStart| lease.deadline().has_passed();
-        !self.over && !self.lease().is_some_and(over)
+        !self.over
+            && self
+                .lease()
+                .is_none_or(|lease| !lease.deadline().has_passed())
     }
 
     /// Its lease, if claims use it.
     pub(super) fn lease(&self) -> Option<LeaseStart> {
-        let sent = self.armed.sent.max(self.leased?);
-        Some(LeaseStart { sent, ..self.armed })
+        self.leased.map(|leased| LeaseStart {
+            sent: self.armed.sent.max(leased),
+            ..self.armed
+        })
+    }
+
+    /// The leader was asked at `sent` whether the session is alive.
+    pub(super) fn settle(&mut self, sent: BootTime) {
+        self.settled = sent;
+        self.recent.clear();
+    }
+
+    /// Records that what was sent at `sent` was answered at `now`; `timeout` is the session's.
+    pub(super) fn touched(&mut self, sent: BootTime, now: BootTime, timeout: Duration) {
+        let last = self.recent.back().map_or(BootTime::PAST, |(last, _)| *last);
+        if sent.saturating_since(last) >= timeout / 60 {
+            self.recent.push_back((sent, now));
+            // A session that only reads has no write to settle them: two timeouts' worth are kept.
+            if self.recent.len() > 120 {
+                self.recent.pop_front();
+            }
+        }
     }
 
     /// Records a write that a majority accepted. The leader certainly knows of `settled`, and
     /// expires the session no earlier than 1.5 leases after it; a holder relies on nine tenths of a
     /// lease.
-    pub(super) fn arm(&mut self, sent: BootTime, settled: BootTime) {
-        let sent = sent.min(settled + self.armed.ttl * 6 / 10);
+    pub(super) fn arm(&mut self, sent: BootTime, timeout: Duration) {
+        // Half a tick at most, because no session timeout is shorter than two ticks.
+        let report = timeout / 4;
+        while let Some((touched, answered)) = self.recent.front().copied()
+            && answered + report <= sent
+        {
+            self.settled = self.settled.max(touched);
+            self.recent.pop_front();
+        }
+        let sent = sent.min(self.settled + self.armed.ttl * 6 / 10);
         if self.is_usable() && sent > self.armed.sent {
             self.armed.sent = sent;
         }
@@ -220,36 +264,61 @@ impl Session {
     ///
     /// # Cancellation
     /// The requests may still be sent and applied after the future is dropped.
-    pub(super) async fn call(&self, requests: Vec<Request>) -> Told {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] when they were not sent, or, maybe applied, when they were not
+    /// answered; [`ErrorKind::Lost`] when the session has ended.
+    pub(super) async fn call(
+        &self,
+        operation: &'static str,
+        within: Duration,
+        requests: Vec<Request>,
+    ) -> Result<Vec<Answer>> {
+        let generation = self.shared.generation.load(Ordering::Relaxed);
+        let answers = tokio::time::timeout(within, self.send(requests)).await;
+        let failure = match answers {
+            Ok(Ok(Ok(answers))) => {
+                self.shared.late.store(0, Ordering::Relaxed);
+                return Ok(answers);
+            }
+            Ok(Ok(Err(failure))) => failure,
+            // The driver has ended.
+            Ok(Err(_)) => Failure::Over,
+            Err(_) => {
+                self.late(operation, generation);
+                Failure::Late(within)
+            }
+        };
+        Err(error::failed(operation, failure))
+    }
+
+    /// Sends one request, as [`Session::call`].
+    pub(super) async fn ask(
+        &self,
+        operation: &'static str,
+        within: Duration,
+        request: Request,
+    ) -> Result<Answer> {
+        let mut answers = self.call(operation, within, vec![request]).await?;
+        answers.pop().ok_or_else(error::missing)
+    }
+
+    /// Sends requests; the receiver gets their answers, and need not be awaited.
+    pub(super) fn send(&self, requests: Vec<Request>) -> oneshot::Receiver<Told> {
         let (tell, told) = oneshot::channel();
-        let call = Command::Call { requests, tell };
-        if self.commands.send(call).is_err() {
-            return Err(Failure::Over);
+        // Without a driver the sender is dropped, which ends the receiver.
+        let _ = self.commands.send(Command::Call { requests, tell });
+        told
+    }
+
+    /// Records that an answer was late: a frozen server keeps its connection open. A renewal can't
+    /// afford a second timeout, so the next one uses another connection.
+    fn late(&self, operation: &'static str, generation: u64) {
+        let late = self.shared.late.fetch_add(1, Ordering::Relaxed) + 1;
+        if late >= LATE || operation == "renew" {
+            self.shared.late.store(0, Ordering::Relaxed);
+            let _ = self.commands.send(Command::Break(generation));
         }
-        told.await.unwrap_or(Err(Failure::Over))
-    }
-
-    /// The number of its current connection.
-    pub(super) fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::Relaxed)
-    }
-
-    /// Records that an answer came in time.
-    pub(super) fn answered(&self) {
-        self.shared.late.store(0, Ordering::Relaxed);
-    }
-
-    /// Records that an answer was late: a frozen server keeps its connection open.
-    pub(super) fn late(&self, generation: u64) {
-        if self.shared.late.fetch_add(1, Ordering::Relaxed) + 1 >= LATE {
-            self.give_up(generation);
-        }
-    }
-
-    /// Reconnects, unless that has happened already.
-    pub(super) fn give_up(&self, generation: u64) {
-        self.shared.late.store(0, Ordering::Relaxed);
-        let _ = self.commands.send(Command::Break(generation));
     }
 
     /// Resolves when the znode or its children change, or when the watch can't report any more. The
@@ -259,7 +328,7 @@ impl Session {
     }
 
     /// Yields after changes at and below `path`, and ends with the connection. The caller must send
-    /// [`Request::add_watch`] next.
+    /// [`Request::AddWatch`] next.
     pub(super) fn watch_tree(&self, path: &str) -> mpsc::Receiver<()> {
         self.shared.watches.lock().tree(path)
     }
@@ -283,18 +352,21 @@ impl Session {
 mod tests {
     use super::*;
 
+    fn at(ms: u64) -> BootTime {
+        BootTime::from_nanos(ms * 1_000_000)
+    }
+
+    fn state(begun: BootTime, ttl: Duration) -> State {
+        State::new(LeaseStart { sent: begun, ttl })
+    }
+
     /// A holder relies on nine tenths of a lease, and the session expires 1.5 leases after the last
     /// touch that the leader knows of. A write that may not have touched its timer counts for that
     /// much less.
     #[test]
     fn a_write_counts_as_far_as_the_leader_knows() {
         let (ttl, begun) = (Duration::from_secs(10), BootTime::now());
-        let mut state = State {
-            armed: LeaseStart { sent: begun, ttl },
-            leased: None,
-            over: false,
-            idle_since: begun,
-        };
+        let (mut state, timeout) = (state(begun, ttl), ttl * 3 / 2);
         let after = |seconds: u64| begun + Duration::from_secs(seconds);
         for (sent, settled, counts) in [
             (4, 0, 4),
@@ -304,13 +376,30 @@ mod tests {
             (7, 7, 8),
             (9, 9, 9),
         ] {
-            state.arm(after(sent), after(settled));
+            state.settle(after(settled));
+            state.arm(after(sent), timeout);
             assert_eq!(state.armed.sent, after(counts), "{sent} and {settled}");
             let believed = state.armed.deadline();
-            assert!(believed <= after(settled.max(2)) + ttl * 3 / 2);
+            assert!(believed <= after(settled.max(2)) + timeout);
         }
         state.over = true;
-        state.arm(after(30), after(30));
+        state.settle(after(30));
+        state.arm(after(30), timeout);
         assert_eq!(state.armed.sent, after(9), "it is over");
+    }
+
+    #[test]
+    fn a_touch_counts_when_it_must_have_been_reported() {
+        let timeout = Duration::from_millis(800);
+        let mut state = state(at(0), timeout * 2 / 3);
+        for (sent, answered) in [(100, 110), (105, 115), (200, 290)] {
+            state.touched(at(sent), at(answered), timeout);
+        }
+        for (sent, settled) in [(300, 0), (310, 100), (489, 100), (490, 200)] {
+            state.arm(at(sent), timeout);
+            assert_eq!(state.settled, at(settled), "{sent}");
+        }
+        state.settle(at(600));
+        assert_eq!(state.settled, at(600));
     }
 }

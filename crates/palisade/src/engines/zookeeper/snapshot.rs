@@ -87,8 +87,10 @@ impl Snapshot {
 
     /// Where the node with this name is.
     pub(super) fn find(&self, name: &str) -> Option<usize> {
-        let mut seats = self.line.seats.iter();
-        seats.position(|seat| seat.extra.child.name == name)
+        self.line
+            .seats
+            .iter()
+            .position(|seat| seat.extra.child.name == name)
     }
 
     /// The nodes of a claim.
@@ -100,10 +102,10 @@ impl Snapshot {
 
     /// Whom the ticket at `at` waits for; `None` when it holds.
     pub(super) fn ahead_of(&self, at: usize) -> Option<Ahead> {
-        let nearest = self.line.ahead_of(at)?;
-        Some(nearest.map_or(Ahead::Anyone, |seat| {
-            Ahead::Child(seat.extra.child.name.clone())
-        }))
+        self.line.ahead_of(at).map(|nearest| match nearest {
+            Some(seat) => Ahead::Child(seat.extra.child.name.clone()),
+            None => Ahead::Anyone,
+        })
     }
 
     /// Whether a claim for `ask` that came now would hold.

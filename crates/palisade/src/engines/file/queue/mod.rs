@@ -252,7 +252,7 @@ impl QueueStore for FileQueues {
             let asleep = self.asleep(sleeper);
             let processes = std::mem::take(&mut *asleep.processes.lock());
             asleep.sleeper.mind(&processes);
-            let _ = tokio::time::timeout(until.remaining(), asleep.sleeper.rung()).await;
+            let _ = tokio::time::timeout(until.remaining(), asleep.sleeper.woken()).await;
             Ok(())
         })
     }

@@ -13,11 +13,9 @@ use tokio::sync::OwnedMutexGuard;
 use super::super::error::failed;
 use super::super::pooler::no_session_locks;
 use super::claim::{LocalClaim, statement};
-use super::owner_record;
 use super::registry::Registry;
 use super::release;
-use super::session::{Beat, Taken};
-use super::statements::Verb;
+use super::session::{Beat, Taken, Verb};
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
@@ -71,7 +69,7 @@ pub(super) async fn enter(registry: &Arc<Registry>, claim: &Arc<Claim>) -> Resul
     } else {
         local.settle(session, permit);
         registry.insert(Arc::clone(&local));
-        owner_record::note(registry, &local);
+        registry.note(&local);
     }
     Ok(entered(&local, place, sent))
 }
@@ -96,14 +94,15 @@ async fn enter_again(local: &LocalClaim) -> Result<Entered> {
 }
 
 fn entered(local: &LocalClaim, place: Place, sent: BootTime) -> Entered {
-    let claim = &local.claim;
-    let ttl = claim.ttl;
     Entered::In {
         ticket: Ticket {
             sequence: local.sequence(),
-            ..Ticket::own(claim.name.clone(), claim.id)
+            ..Ticket::own(local.claim.name.clone(), local.claim.id)
         },
-        armed: LeaseStart { sent, ttl },
+        armed: LeaseStart {
+            sent,
+            ttl: local.claim.ttl,
+        },
         place,
     }
 }
@@ -129,7 +128,7 @@ fn queue(registry: &Arc<Registry>, local: &Arc<LocalClaim>, turn: Option<OwnedMu
             registry.remove(local.claim.id, 0);
             registry.alarm(local.claim.id);
         } else {
-            owner_record::note(&registry, &local);
+            registry.note(&local);
         }
     });
 }

@@ -9,8 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::keys::Key;
-use super::session::Session;
-use super::statements::{Statement, Verb};
+use super::session::{Session, Statement, Verb};
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::Place;

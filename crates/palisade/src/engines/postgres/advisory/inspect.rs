@@ -13,7 +13,7 @@ use super::super::pooler::Between;
 use super::claim::LocalClaim;
 use super::owner_record;
 use super::registry::Registry;
-use super::statements::NAMELESS;
+use super::session::NAMELESS;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::BoxStream;

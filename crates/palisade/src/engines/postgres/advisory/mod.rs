@@ -1,9 +1,9 @@
 //! `postgres+advisory://` — session advisory locks of a PostgreSQL server.
 //!
 //! `pg_advisory_lock` of the same key conflicts with our locks. A claim (`claim`) has a session to
-//! itself (`session`, `statements`), the server's own queue is the line, and the lock ends with the
-//! session. `registry` keeps claims and sessions; `acquire`, `renew`, `release` and `inspect` are
-//! the verbs; `owner_record` is for people.
+//! itself (`session`), the server's own queue is the line, and the lock ends with the session.
+//! `registry` keeps claims and sessions; `acquire`, `renew`, `release` and `inspect` are the verbs;
+//! `owner_record` is for people.
 
 mod acquire;
 mod claim;
@@ -15,7 +15,6 @@ mod registry;
 mod release;
 mod renew;
 mod session;
-mod statements;
 
 use std::sync::Arc;
 

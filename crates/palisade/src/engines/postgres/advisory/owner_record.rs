@@ -13,7 +13,7 @@ use super::super::error::failed;
 use super::super::micros;
 use super::claim::LocalClaim;
 use super::registry::Registry;
-use super::statements::NAMELESS;
+use super::session::NAMELESS;
 use crate::core::engine::Place;
 use crate::core::error::Result;
 
@@ -24,49 +24,41 @@ const DELAY: Duration = Duration::from_millis(50);
 /// Holders that are not recorded yet.
 #[derive(Default)]
 pub(super) struct Fresh {
-    claims: Mutex<Vec<Weak<LocalClaim>>>,
+    pub(super) claims: Mutex<Vec<Weak<LocalClaim>>>,
     /// Whether a task records them.
-    recording: AtomicBool,
+    pub(super) recording: AtomicBool,
 }
 
-/// Schedules the record of `claim`, which is written if it still holds after [`DELAY`].
-pub(super) fn note(registry: &Arc<Registry>, claim: &Arc<LocalClaim>) {
-    let fresh = &registry.fresh;
-    fresh.claims.lock().push(Arc::downgrade(claim));
-    if fresh.recording.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    let weak = Arc::downgrade(registry);
-    registry.home().spawn(async move {
-        loop {
-            tokio::time::sleep(DELAY / 5).await;
-            let Some(registry) = weak.upgrade() else {
-                return;
-            };
-            let fresh = &registry.fresh;
-            let noted = std::mem::take(&mut *fresh.claims.lock());
-            let claims = noted.iter().filter_map(Weak::upgrade);
-            for claim in claims.filter(|claim| registry.claim(claim.claim.id).is_some()) {
-                // Writing the record occupies the session, so a short lock and unlock is spared.
-                let due = claim.state.lock().since + DELAY;
-                if !due.has_passed() {
-                    fresh.claims.lock().push(Arc::downgrade(&claim));
-                    continue;
-                }
-                // An error is ignored: no decision depends on the record, and the next heartbeat
-                // finds out.
-                let _ = record(&registry, &claim).await;
+/// Records the claims that still hold after [`DELAY`], until there are no fresh ones.
+pub(super) async fn record_fresh(registry: Weak<Registry>) {
+    loop {
+        tokio::time::sleep(DELAY / 5).await;
+        let Some(registry) = registry.upgrade() else {
+            return;
+        };
+        let fresh = &registry.fresh;
+        let noted = std::mem::take(&mut *fresh.claims.lock());
+        let claims = noted.iter().filter_map(Weak::upgrade);
+        for claim in claims.filter(|claim| registry.claim(claim.claim.id).is_some()) {
+            // Writing the record occupies the session, so a short lock and unlock is spared.
+            let due = claim.state.lock().since + DELAY;
+            if !due.has_passed() {
+                fresh.claims.lock().push(Arc::downgrade(&claim));
+                continue;
             }
-            if noted.is_empty() {
-                fresh.recording.store(false, Ordering::SeqCst);
-                let rest = fresh.claims.lock().is_empty();
-                // A claim that was noted in between saw `recording` set and started no task.
-                if rest || fresh.recording.swap(true, Ordering::SeqCst) {
-                    return;
-                }
+            // An error is ignored: no decision depends on the record, and the next heartbeat
+            // finds out.
+            let _ = record(&registry, &claim).await;
+        }
+        if noted.is_empty() {
+            fresh.recording.store(false, Ordering::SeqCst);
+            let rest = fresh.claims.lock().is_empty();
+            // A claim that was noted in between saw `recording` set and started no task.
+            if rest || fresh.recording.swap(true, Ordering::SeqCst) {
+                return;
             }
         }
-    });
+    }
 }
 
 /// Writes the owner record, unless the claim has left.

@@ -7,6 +7,7 @@
 //! is blocked runs on the keeper's runtime.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,9 +23,8 @@ use super::super::schema::Schema;
 use super::claim::LocalClaim;
 use super::config::Config;
 use super::keys::{Key, Keys};
-use super::owner_record::Fresh;
-use super::session::Session;
-use super::statements::Blanks;
+use super::owner_record::{Fresh, record_fresh};
+use super::session::{Blanks, Session};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Place};
@@ -330,6 +330,14 @@ impl Registry {
         let turn = Arc::new(Turn::default());
         turns.insert(key.clone(), Arc::downgrade(&turn));
         turn
+    }
+
+    /// Has the owner record of a claim written, if the claim still holds after a while.
+    pub(super) fn note(self: &Arc<Self>, claim: &Arc<LocalClaim>) {
+        self.fresh.claims.lock().push(Arc::downgrade(claim));
+        if !self.fresh.recording.swap(true, Ordering::SeqCst) {
+            self.home().spawn(record_fresh(Arc::downgrade(self)));
+        }
     }
 
     pub(super) fn insert(&self, claim: Arc<LocalClaim>) {

@@ -7,7 +7,7 @@ use super::super::error::failed;
 use super::super::pooler::no_session_locks;
 use super::claim::LocalClaim;
 use super::registry::Registry;
-use super::statements::Verb;
+use super::session::Verb;
 use super::{inspect, owner_record};
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::engine::{Amended, Amendment, Eviction, Left, Place};

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use palisade::engine::Ask;
 use palisade::events;
-use palisade::report::Ancestor;
 use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request};
 use rustix::process::Signal;
 use serde_json::json;
@@ -21,6 +20,7 @@ use crate::connect::{Target, Tries};
 use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{Guardian, Terms, grace};
 use crate::holder::owners_above;
+use crate::lineage;
 use crate::print::{self, Printer};
 use crate::signals::{Event, Signals, endings};
 use crate::spans::{Open, Spans};
@@ -171,7 +171,7 @@ impl Job {
             nested: agent.nested,
             told: AtomicBool::new(self.quiet),
         };
-        let client = client.agent_within(name, outer_claims(), agent.nested);
+        let client = client.agent_within(name, lineage::claims(), agent.nested);
         client.observed_by(warns)
     }
 
@@ -184,7 +184,7 @@ impl Job {
     async fn watch_the_wait(&self, client: &Client, patience: Patience) -> Failure {
         let mut told = self.quiet;
         tokio::time::sleep(NOTICE_AFTER).await;
-        let mut ancestors = ancestors();
+        let mut ancestors = lineage::owners();
         ancestors.extend(owners_above().await);
         if patience == Patience::NoWait {
             ancestors.clear();
@@ -217,12 +217,14 @@ impl Job {
         client: &Client,
         patience: Patience,
     ) -> Result<palisade::Result<Option<Hold>>, Failure> {
-        let mut above = outer_claims().into_iter();
+        let mut above = lineage::claims().into_iter();
         if patience != Patience::NoWait && above.any(|above| above.name == self.name.as_str()) {
             // If the engine is slow, the check is repeated during the wait.
             let line = tokio::time::timeout(NOTICE_AFTER, look(client, &self.name)).await;
             let line = line.ok().and_then(Result::ok).flatten();
-            if let Some(futile) = line.and_then(|line| self.futile(&line, &ancestors(), false)) {
+            if let Some(futile) =
+                line.and_then(|line| self.futile(&line, &lineage::owners(), false))
+            {
                 return Err(futile);
             }
         }
@@ -231,33 +233,12 @@ impl Job {
 
     /// The failure if an ancestor of this process holds the lock, so that waiting would never end.
     fn futile(&self, line: &LineView, ancestors: &[String], waits: bool) -> Option<Failure> {
-        let ancestor = self.ancestor_in_the_way(line, ancestors, waits)?;
+        let ancestor = lineage::in_the_way(line, self.ask, ancestors, waits)?;
         let name = shown(self.name.as_str());
         Some(Failure::Nested(format!(
             "{name} is held for an ancestor of this process ({ancestor}), so waiting for it would \
              never end; use another name, or take the lock only once"
         )))
-    }
-
-    /// The holder that waits for our own end, if we can't get the lock before. `waits`: we are in
-    /// the line already.
-    fn ancestor_in_the_way<'a>(
-        &self,
-        line: &'a LineView,
-        ancestors: &[String],
-        waits: bool,
-    ) -> Option<&'a ClaimView> {
-        let is_ancestor = |claim: &&ClaimView| {
-            let owner = claim.owner.as_ref();
-            owner.is_some_and(|owner| ancestors.contains(owner))
-        };
-        let theirs = line.holders.iter().filter(is_ancestor);
-        let taken: u32 = theirs.clone().map(|claim| claim.weight).sum();
-        // There may be enough permits once the other holders have returned theirs. A reader only
-        // waits behind a writer, which waits for our ancestor.
-        let enough = self.ask.weight_in(line.capacity).saturating_add(taken) <= line.capacity
-            && (line.kind == "permits" || !waits);
-        theirs.clone().next().filter(|_| !enough)
     }
 
     /// The lock that was not acquired, as a failure.
@@ -480,9 +461,8 @@ impl Connected {
             ("PALISADE_TOKEN".to_owned(), hold.token().to_string()),
             ("PALISADE_OWNER".to_owned(), client.owner().to_owned()),
             ("PALISADE_ENGINE".to_owned(), client.describe()),
-            (ANCESTORS.to_owned(), lineage(client.owner())),
-            (OUTER_CLAIMS.to_owned(), claims_within(hold)),
         ];
+        environment.extend(lineage::environment(client.owner(), hold));
         if let Some(key) = client.engine().key(hold.ticket()) {
             environment.push(("PALISADE_KEY".to_owned(), key));
         }
@@ -633,48 +613,6 @@ pub(crate) fn check_ttl(asked: Option<Duration>, target: &Target) -> Result<(), 
         Some(why) => Err(Error::new(ErrorKind::Config, "connect", why).into()),
         None => Ok(()),
     }
-}
-
-/// Lists the owners of the locks that the outer palisades hold, the outermost first.
-const ANCESTORS: &str = "PALISADE_ANCESTORS";
-
-fn ancestors() -> Vec<String> {
-    let names = std::env::var(ANCESTORS).unwrap_or_default();
-    names.split_whitespace().map(str::to_owned).collect()
-}
-
-/// The value of [`ANCESTORS`] for a command of `owner`.
-fn lineage(owner: &str) -> String {
-    let mut lineage = ancestors();
-    lineage.push(owner.to_owned());
-    lineage.join(" ")
-}
-
-/// Lists the claims of the outer palisades, the outermost first, as JSON.
-const OUTER_CLAIMS: &str = "PALISADE_CLAIMS";
-
-/// Only this many of them, the innermost, are passed on: no real script nests deeper.
-const DEPTH: usize = 16;
-
-fn outer_claims() -> Vec<Ancestor> {
-    let claims = std::env::var(OUTER_CLAIMS).unwrap_or_default();
-    let mut claims: Vec<Ancestor> = serde_json::from_str(&claims).unwrap_or_default();
-    // The variable may have any value, and its content goes into every owner record.
-    let is_sound = |claim: &Ancestor| claim.claim.len() <= 32 && Name::new(&claim.name).is_ok();
-    claims.retain(is_sound);
-    claims.drain(..claims.len().saturating_sub(DEPTH));
-    claims
-}
-
-/// The value of [`OUTER_CLAIMS`] for a command under `hold`.
-fn claims_within(hold: &Hold) -> String {
-    let mut claims = outer_claims();
-    claims.push(Ancestor {
-        claim: hold.claim().to_string(),
-        name: hold.name().as_str().to_owned(),
-    });
-    claims.drain(..claims.len().saturating_sub(DEPTH));
-    json!(claims).to_string()
 }
 
 /// Warns of the first deadlock that is observed.

@@ -16,6 +16,7 @@ mod guardian;
 mod holder;
 mod job;
 mod json;
+mod lineage;
 mod live;
 mod lock_args;
 mod print;

@@ -70,6 +70,8 @@ pub struct Site {
     /// Whether a claim that does not queue waits for an overdue holder's lease to end before it
     /// answers busy.
     pub watches_overdue: bool,
+    /// Whether a leader that was stopped may take away leases that are alive when it continues.
+    pub takes_away: bool,
     /// Whether a gateway promises how long a lease lasts: at most a ttl, and less while the gateway
     /// has not renewed its own.
     pub promised: bool,
@@ -91,6 +93,7 @@ impl Site {
             lasts: 1,
             late: Duration::ZERO,
             watches_overdue: false,
+            takes_away: false,
             promised: false,
             cut_off: None,
             outages: None,

@@ -20,7 +20,7 @@ use crate::report::{Report, Row};
 use crate::taker;
 
 /// How long one trial may take; the slowest takes a few seconds.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(90);
 
 /// The sites of a run, started when a trial first needs them. Each engine has its own lock, so that
 /// starting one server does not delay the trials of the others.

@@ -123,7 +123,7 @@ fn each_variant_is_caught_and_none_fails_without_one() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     println!("all {} caught in {:?}", VARIANTS.len(), start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(60));
+    assert!(start.elapsed() < Duration::from_secs(120));
 }
 
 /// Runs one test in a process of its own. A test that does not exist is no answer.

@@ -47,7 +47,7 @@ fn read(metrics: &Snapshotter, into: &mut BTreeMap<String, f64>) {
 }
 
 async fn until(mut done: impl FnMut() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(5), async {
+    let waited = tokio::time::timeout(Duration::from_secs(20), async {
         while !done() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -227,7 +227,7 @@ async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
     let subscriber = tracing_subscriber::registry().with(lines.clone());
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
-    let client = palisade::connect("memory:trace?ttl=150ms&label=hunter2")
+    let client = palisade::connect("memory:trace?ttl=1500ms&label=hunter2")
         .await
         .unwrap()
         .observed_by(Trace)
@@ -236,9 +236,16 @@ async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
     let elected = election.campaign("hunter2").await.unwrap();
     elected.proclaim("hunter2 again").await.unwrap();
     let waited = election
-        .campaign_timeout("hunter2", Duration::from_millis(20))
+        .campaign_timeout("hunter2", Duration::from_millis(500))
         .await;
     assert!(waited.unwrap().is_none());
+    let has = |words: &[&str]| {
+        let lines = lines.0.lock().unwrap();
+        lines
+            .iter()
+            .any(|line| words.iter().all(|word| line.contains(word)))
+    };
+    until(|| has(&["verb=\"renew\""])).await;
     client
         .evict(
             &Name::new("x").unwrap(),
@@ -252,12 +259,6 @@ async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
     client.flush().await;
     client.check().await.unwrap();
 
-    let has = |words: &[&str]| {
-        let lines = lines.0.lock().unwrap();
-        lines
-            .iter()
-            .any(|line| words.iter().all(|word| line.contains(word)))
-    };
     for verb in [
         "enter", "wait", "renew", "amend", "leave", "survey", "evict", "check",
     ] {

@@ -4,6 +4,8 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 
+use serde_json::Value;
+
 use crate::contract;
 use crate::support::*;
 
@@ -14,16 +16,19 @@ fn store() -> Store {
     store
 }
 
+/// What is said of a store without danger.
+fn health(store: &Store) -> Value {
+    let ran = store.ran("doctor --json");
+    let health = ran.is(0).silent().json(contract::HEALTH);
+    assert_eq!(health["engine"], store.url());
+    assert_eq!(health["class"], "B");
+    health
+}
+
 #[test]
 fn a_store_that_is_not_there_is_not_made() {
     let store = Store::new();
-    let health = store
-        .ran("doctor --json")
-        .is(0)
-        .silent()
-        .json(contract::HEALTH);
-    assert_eq!(health["engine"], store.url());
-    assert_eq!(health["class"], "B");
+    let health = health(&store);
     assert!(health["round_trip_us"].is_null());
     assert_eq!(health["findings"][0]["code"], "no_store_yet");
     assert!(!store.path("store").exists());
@@ -49,13 +54,7 @@ fn a_config_file_that_shows_its_password_is_a_warning() {
 #[test]
 fn a_healthy_engine_is_0() {
     let store = store();
-    let health = store
-        .ran("doctor --json")
-        .is(0)
-        .silent()
-        .json(contract::HEALTH);
-    assert_eq!(health["engine"], store.url());
-    assert_eq!(health["class"], "B");
+    let health = health(&store);
     assert!(health["round_trip_us"].as_f64().unwrap() > 0.0);
     let mut findings = health["findings"].as_array().unwrap().iter();
     assert!(

@@ -28,7 +28,7 @@ fn an_evicted_child_is_asked_to_end() {
 fn an_evicted_child_that_does_not_end_is_killed_before_its_lease_is_over() {
     let store = Store::new();
     let began = Instant::now();
-    let mut running = Running::start(store.run("x", &["--ttl", "2s"], STUBBORN));
+    let mut running = Running::start(store.run("x", &["--ttl", "5s"], STUBBORN));
     let child = running.line();
     let evicted = Instant::now();
     store.ran("evict x").is(0);
@@ -38,7 +38,7 @@ fn an_evicted_child_that_does_not_end_is_killed_before_its_lease_is_over() {
         "it was asked first"
     );
     let took = evicted.elapsed();
-    assert!(took < Duration::from_millis(2500), "{took:?}");
+    assert!(took < Duration::from_millis(5500), "{took:?}");
     assert_eq!(running.code(), Some(76));
 }
 
@@ -46,16 +46,17 @@ fn an_evicted_child_that_does_not_end_is_killed_before_its_lease_is_over() {
 fn a_lock_that_is_taken_away_kills_the_whole_group_at_once() {
     let store = Store::new();
     let script = format!("sh -c \"{}\" & {STUBBORN}", STUBBORN.replace('$', "\\$"));
-    let mut running = Running::start(store.run("x", &[], &script));
+    let mut running = Running::start(store.run("x", &["--ttl", "120s"], &script));
     let pids = [running.line(), running.line()];
     assert!(pids.iter().all(|pid| runs(pid)));
     let began = Instant::now();
     let said = store.soon("evict x --force").out();
     assert!(said.contains("removed at once from x"), "{said}");
     assert_eq!(running.code(), Some(76));
+    // Its next renewal, which would notice it too, comes after 40 s.
     assert!(
-        began.elapsed() < Duration::from_secs(3),
-        "not by the ttl of 30s"
+        began.elapsed() < Duration::from_secs(15),
+        "not by a renewal"
     );
     assert!(!pids.iter().any(|pid| runs(pid)));
     store.assert_empty();

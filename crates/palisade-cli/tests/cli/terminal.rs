@@ -48,6 +48,15 @@ impl Session {
         seen
     }
 
+    /// Presses keys and waits for what they bring to the screen, one pair after the other.
+    #[track_caller]
+    fn dialog(&mut self, steps: &[(&str, &str)]) {
+        for (keys, text) in steps {
+            self.press(keys);
+            self.see(text);
+        }
+    }
+
     /// What came to the screen since.
     pub(crate) fn more(&mut self) -> Vec<u8> {
         self.screen.more()
@@ -76,10 +85,7 @@ fn the_child_reads_the_terminal_and_palisade_takes_it_back() {
     let line = "$PALISADE run x -- sh -c 'echo ready; read a; echo got-$a'; read b; echo then-$b";
     let mut session = Session::start(&store, line);
     session.see("ready");
-    session.press("one\n");
-    session.see("got-one");
-    session.press("two\n");
-    session.see("then-two");
+    session.dialog(&[("one\n", "got-one"), ("two\n", "then-two")]);
     assert_eq!(session.code(), Some(0));
     store.assert_empty();
 }
@@ -108,10 +114,7 @@ fn in_a_pipeline_the_child_gets_the_terminal_when_it_asks() {
     let line = format!("true | $PALISADE run x -- {child} | cat; read b; echo then-$b");
     let mut session = Session::start(&store, &line);
     session.see("ready");
-    session.press("one\n");
-    session.see("got-one");
-    session.press("two\n");
-    session.see("then-two");
+    session.dialog(&[("one\n", "got-one"), ("two\n", "then-two")]);
     assert_eq!(session.code(), Some(0));
 }
 
@@ -148,10 +151,7 @@ fn ctrl_z_stops_the_job_and_fg_resumes_it() {
         session.press("\x1a");
         session.see("Stopped");
         session.press("fg\n");
-        session.press("one\n");
-        session.see("got-one");
-        session.press("echo code-$?\n");
-        session.see("code-0");
+        session.dialog(&[("one\n", "got-one"), ("echo code-$?\n", "code-0")]);
         session.press("exit\n");
         assert_eq!(session.code(), Some(0));
         store.assert_empty();
@@ -170,10 +170,7 @@ fn a_job_that_stays_stopped_past_its_ttl_is_ended_and_fg_says_so() {
     session.press("\x1a");
     session.see("Stopped");
     until("the guardian ends it", || !runs(&pid));
-    session.press("fg\n");
-    session.see("lost x");
-    session.press("echo code-$?\n");
-    session.see("code-76");
+    session.dialog(&[("fg\n", "lost x"), ("echo code-$?\n", "code-76")]);
     session.press("exit\n");
     session.code();
     store.assert_empty();

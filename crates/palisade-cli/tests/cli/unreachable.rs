@@ -43,7 +43,7 @@ fn it_is_retried_while_patience_lasts_and_until_a_signal() {
     ended.signal("TERM");
     let began = Instant::now();
     assert_eq!(ended.code(), Some(143));
-    assert!(began.elapsed() < Duration::from_secs(4));
+    assert!(began.elapsed() < Duration::from_secs(15));
 
     let mut waiting = start();
     drop(gate);
@@ -78,14 +78,14 @@ fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
 fn a_child_is_killed_before_the_deadline() {
     let store = Store::new();
     let script = "trap '' TERM; echo $$; while :; do sleep 0.02; done";
-    let mut running = Running::start(store.run("x", &["--ttl", "2s"], script));
+    let mut running = Running::start(store.run("x", &["--ttl", "5s"], script));
     let child = running.line();
     let gate = store.hang();
     let hung = Instant::now();
     until("it is killed", || !runs(&child));
     // Nothing was renewed since, and the last tenth of the ttl is the margin.
     let took = hung.elapsed();
-    assert!(took < Duration::from_millis(1800), "{took:?}");
+    assert!(took < Duration::from_millis(4500), "{took:?}");
     drop(gate);
     assert_eq!(running.code(), Some(76));
 }

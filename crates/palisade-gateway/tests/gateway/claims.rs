@@ -23,7 +23,8 @@ async fn curl_alone_locks_and_releases() {
     assert!(held["token"].as_str().unwrap().parse::<u64>().unwrap() > 0);
     assert!(held["sequence"].as_str().unwrap().parse::<u64>().unwrap() > 0);
     let valid = held["valid_ms"].as_u64().unwrap();
-    assert!((20_000..=27_000).contains(&valid), "{valid}");
+    // The lease of 30 s less its margin, and the time from the arrival to the engine's request.
+    assert!((20_000..29_000).contains(&valid), "{valid}");
     let busy = Ask::post("/v1/claims", &json!({"name": "a", "wait": "50ms"}));
     busy.send(served.addr).await.refuses(409, "busy");
     served.until_line("a", (1, 0)).await;

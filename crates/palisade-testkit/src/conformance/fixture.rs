@@ -30,7 +30,7 @@ use crate::taker::{Second, Taker, TakerArgs};
 
 /// How long an event may take that is due at once: far more than it takes on an idle machine, and
 /// far less than a trial may take.
-pub const SOON: Duration = Duration::from_secs(5);
+pub const SOON: Duration = Duration::from_secs(10);
 
 /// The longest sleep of one `wait`; clients re-check at least this often too.
 pub(super) const RECHECK: Duration = Duration::from_secs(1);

@@ -105,10 +105,12 @@ async fn hold_survives_a_dead_connection(fx: Fixture) {
 }
 
 async fn a_blocked_runtime_costs_no_lease(fx: Fixture) {
-    let ttl = fx.short_ttl();
+    // Long enough for a machine that stalls meanwhile.
+    let ttl = fx.fit(Duration::from_secs(3));
     let hold = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
     // Simulates user code that blocks: every thread of this runtime is busy.
-    let blocked = (0..8).map(|_| tokio::spawn(async move { std::thread::sleep(ttl * 2) }));
+    let workers = tokio::runtime::Handle::current().metrics().num_workers();
+    let blocked = (0..workers).map(|_| tokio::spawn(async move { std::thread::sleep(ttl * 2) }));
     let blocked: Vec<_> = blocked.collect();
     std::thread::sleep(ttl * 2);
     assert!(hold.is_valid(), "lost with its runtime");

@@ -63,7 +63,7 @@ async fn sequence(fx: &Fixture, unlocked: bool) -> u32 {
     let counter = |_| fx.second().counter(line, &file, TIMES, unlocked).unwrap();
     let mut all: Vec<Taker> = (0..PROCESSES).map(counter).collect();
     for taker in &mut all {
-        taker.until(What::Counted, SOON * 12).await;
+        taker.until(What::Counted, SOON * 6).await;
     }
     let text = std::fs::read_to_string(&file).unwrap();
     text.trim().parse().unwrap()

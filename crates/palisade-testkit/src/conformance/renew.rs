@@ -178,8 +178,11 @@ async fn dead_connection_costs_one_renewal(fx: Fixture) {
         let renewal = client.engine().renew(vec![held.lease()], WITHIN);
         let mut answers = within(SOON * 2, "an answer", renewal).await;
         let took = BootTime::now().saturating_since(start);
-        // Half of it again allows for a busy machine; a request's timeout is 2 s.
-        assert!(took < WITHIN * 3 / 2, "answered after {took:?}");
+        // What exceeds `WITHIN` allows for a busy machine; a request's timeout is 2 s.
+        assert!(
+            took < Duration::from_millis(1_900),
+            "answered after {took:?}"
+        );
         assert_eq!(answers.len(), 1, "answers");
         answers.remove(0)
     };

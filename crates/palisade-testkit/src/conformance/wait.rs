@@ -109,14 +109,21 @@ async fn until_is_kept(fx: Fixture) {
     let line = fx.line("until");
     line.held(Whole).await;
     let next = line.waiting(Whole).await;
-    let until = BootTime::now() + Duration::from_millis(300);
-    // A wait may return early; the last read is the one at `until`.
-    while !until.has_passed() {
-        let place = soon("the last look", next.wait(until)).await.unwrap();
-        assert_eq!(place, Place::Waiting, "nothing changed");
+    let mut least = Duration::MAX;
+    // A busy machine may delay one or two of them.
+    for _ in 0..3 {
+        let until = BootTime::now() + Duration::from_millis(300);
+        // A wait may return early; the last read is the one at `until`.
+        while !until.has_passed() {
+            let place = soon("the last look", next.wait(until)).await.unwrap();
+            assert_eq!(place, Place::Waiting, "nothing changed");
+        }
+        least = least.min(BootTime::now().saturating_since(until));
+        if least < RECHECK {
+            return;
+        }
     }
-    let late = BootTime::now().saturating_since(until);
-    assert!(late < Duration::from_secs(1), "{late:?} after `until`");
+    panic!("{least:?} after `until`");
 }
 
 async fn until_in_the_past_answers_at_once(fx: Fixture) {

@@ -1,7 +1,7 @@
 //! One bad history for each way to violate an invariant, and a similar good one.
 
 use palisade_testkit::lab::check::Invariant as I;
-use palisade_testkit::lab::history::{Answer, Event, Grip, What};
+use palisade_testkit::lab::history::{Answer, What};
 
 use crate::support::*;
 
@@ -44,18 +44,6 @@ fn an_overlap_behind_a_long_hold_is_found() {
         &params(),
     );
     assert_eq!(verdict.violations().len(), 2, "{verdict}");
-}
-
-fn part(client: &str, token: u64, weight: u32, times: [u64; 3]) -> Vec<Event> {
-    let mut turn = turn(client, token, times);
-    turn[0].what = ask_for(
-        1,
-        Grip::Part {
-            weight,
-            capacity: 4,
-        },
-    );
-    turn
 }
 
 #[test]

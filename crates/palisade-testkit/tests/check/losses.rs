@@ -56,6 +56,28 @@ fn a_late_release_that_frees_the_next_hold_is_refused() {
 }
 
 #[test]
+fn a_hold_that_ends_early_after_a_late_release_is_refused() {
+    let ends = |reason| {
+        let next = vec![
+            ev(5, "b", ask(1)),
+            ev(120, "b", held(1, 2)),
+            ev(140, "b", lost_as(reason, 2, 140)),
+        ];
+        let late = vec![
+            ev(0, "a", ask(1)),
+            ev(10, "a", held(1, 1)),
+            ev(105, "a", lost(1, 100)),
+            ev(130, "a", release(1)),
+            ev(131, "a", released(1, Released::Lost)),
+        ];
+        [next, late]
+    };
+    I::NoForeignRelease.refuses(ends("taken"), [120, 130, 140]);
+    I::NoForeignRelease.refuses(ends("evicted"), [120, 130, 140]);
+    I::NoForeignRelease.accepts(ends("expired"));
+}
+
+#[test]
 fn an_answer_that_hides_a_place_is_refused() {
     let error = Answer::Error {
         kind: "unreachable".into(),
@@ -109,13 +131,6 @@ fn what_a_dropped_acquire_leaves_behind_is_refused() {
     I::CancelSafety.leaves_open([turn("a", 1, [0, 10, 20]), vec![survey(60, &[])]]);
 }
 
-fn lead(client: &str, token: u64, begin: u64, end: u64) -> Vec<Event> {
-    vec![
-        ev(begin, client, What::LeadBegin { token }),
-        ev(end, client, What::LeadEnd { token }),
-    ]
-}
-
 #[test]
 fn two_leaders_at_once_are_refused() {
     I::Election.accepts([lead("a", 1, 10, 20), lead("b", 2, 20, 30)]);
@@ -157,6 +172,26 @@ fn a_loss_without_a_reason_is_refused() {
         ev(150, "a", What::Stall { since: 110 * MS }),
     ];
     I::NoSpuriousLoss.refuses([loses, both], [10, 160]);
+}
+
+#[test]
+fn a_loss_is_excused_by_a_slow_request_and_not_by_a_late_one() {
+    let late = |asked| {
+        vec![
+            ev(asked, "a", ask(1)),
+            ev(130, "a", held(1, 1)),
+            ev(160, "a", lost(1, 160)),
+        ]
+    };
+    // It entered late: nobody could have renewed it before. A waiter could.
+    I::NoSpuriousLoss.accepts(late(60));
+    I::NoSpuriousLoss.refuses([late(60), vec![survey(100, &[(1, "oa")])]], [130, 160]);
+    // The time before the request is no excuse.
+    I::NoSpuriousLoss.refuses(late(129), [130, 160]);
+    // A stall inside the request does not count twice, one after it does.
+    let starved = |at, since| vec![ev(at, "a", What::Stall { since: since * MS })];
+    I::NoSpuriousLoss.refuses([late(90), starved(125, 100)], [130, 160]);
+    I::NoSpuriousLoss.accepts([late(90), starved(145, 100)]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod linear;
 mod losses;
 mod random;
 mod reading;
+mod resumed;
 mod simulated;
 mod storage;
 mod support;

@@ -137,6 +137,27 @@ pub(crate) fn turn(client: &str, token: u64, times: [u64; 3]) -> Vec<Event> {
     ]
 }
 
+/// The same with a weight out of a capacity of 4.
+pub(crate) fn part(client: &str, token: u64, weight: u32, times: [u64; 3]) -> Vec<Event> {
+    let mut turn = turn(client, token, times);
+    turn[0].what = ask_for(
+        1,
+        Grip::Part {
+            weight,
+            capacity: 4,
+        },
+    );
+    turn
+}
+
+/// A leader's work.
+pub(crate) fn lead(client: &str, token: u64, begin: u64, end: u64) -> Vec<Event> {
+    vec![
+        ev(begin, client, What::LeadBegin { token }),
+        ev(end, client, What::LeadEnd { token }),
+    ]
+}
+
 /// Events, or several parts of a history in any order.
 pub(crate) trait Events {
     fn events(self) -> Vec<Event>;

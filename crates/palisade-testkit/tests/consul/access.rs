@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade::{Client, Error, ErrorKind};
 use palisade_testkit::lab::launch::{self, Running, wire};
-use palisade_testkit::lab::trial::{certificates, says_no_secret};
+use palisade_testkit::lab::trial::{self, certificates, lock_once as lock, says_no_secret};
 use serde_json::{Value, json};
 
 use crate::util::{connected, get, soon, started, until};
@@ -53,18 +53,8 @@ async fn guarded() -> Option<Running> {
     Some(running)
 }
 
-/// Connects and locks.
-async fn lock(url: &str) -> Result<(), Error> {
-    let client = palisade::connect(url).await?;
-    let hold = client.mutex("guarded").lock().await?;
-    hold.release().await
-}
-
 fn says(error: &Error, kind: ErrorKind, words: &str) {
-    assert_eq!(error.kind(), kind, "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
-    let all = format!("{error:?} {error}");
-    assert!(!all.contains("5ec2e700"), "the secret is shown: {all}");
+    trial::says(error, kind, words, "5ec2e700");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,19 +39,9 @@ async fn the_leader_is_stopped_past_the_ttl() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_one_server_is_restarted() {
     let running = need!("consul");
-    let client = connected(&running).await;
-    let ttl = Duration::from_secs(30);
-    let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     let crew = crew(&running).await;
-    crew.grants(20).await;
-    tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
-    crew.grants(20).await;
-    crew.end().await;
-    assert!(kept.is_valid(), "a restart shorter than the ttl is no loss");
-    let token = kept.token();
-    kept.release().await.unwrap();
-    let next = client.mutex("kept").lock().await.unwrap();
-    assert!(next.token() > token);
+    let ttl = Duration::from_secs(30);
+    crew.outlives_a_restart(&running, ttl).await;
 }
 
 /// The first write of a claim that does not queue assumes a free line. However long that write

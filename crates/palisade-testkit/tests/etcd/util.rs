@@ -9,7 +9,7 @@ use palisade::report::Scope;
 use palisade::{Client, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::trial::{self, Tool};
-pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
+pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until, until_one_waits};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -37,16 +37,6 @@ pub(crate) fn password(word: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{word}\n")).unwrap();
     file
-}
-
-/// Waits until the line has a waiter.
-pub(crate) async fn until_one_waits(client: &Client, name: &str) {
-    let name = Name::new(name).unwrap();
-    until("a waiter", || async {
-        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
-        lines.first().is_some_and(|line| line.waiters.len() == 1)
-    })
-    .await;
 }
 
 /// Whether the line is empty, as another client sees it.

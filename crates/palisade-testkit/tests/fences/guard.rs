@@ -6,7 +6,7 @@ use palisade::engines::postgres::{
     self as pg, PostgresHold, is_guard_failure, lock_in_transaction, try_lock_in_transaction,
 };
 use palisade::{Client, ErrorKind, Eviction, Hold, Which};
-use palisade_testkit::lab::trial::{soon, until};
+use palisade_testkit::lab::trial::{cycle, soon, until};
 
 use super::{postgres, server};
 
@@ -68,14 +68,7 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
     let hold = mutex.lock().await.unwrap();
     let stolen = async || {
         take_away(&other).await;
-        other
-            .mutex("stock")
-            .lock()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        cycle(&other.mutex("stock")).await;
     };
     assert!(!guarded(&mut db, &hold, stolen).await);
     drop(hold);

@@ -30,7 +30,8 @@ async fn two_gateways_exclude_each_other() {
     let house = House::new();
     let (one, two, _) = pair(&house);
     let client = async |gateway: &Gateway| {
-        let url = format!("http://{}?ttl=20s", gateway.node().address());
+        // Longer than the test waits for a lock that was left behind.
+        let url = format!("http://{}?ttl=60s", gateway.node().address());
         palisade::connect(&url).await.unwrap()
     };
     let (first, second) = (client(&one).await, client(&two).await);

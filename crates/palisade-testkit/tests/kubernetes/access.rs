@@ -7,26 +7,15 @@ use std::process::Command;
 use palisade::report::{Scope, Severity};
 use palisade::{Error, ErrorKind};
 use palisade_testkit::lab::launch::apiserver::{ApiServer, CERTIFICATE, Grant};
-use palisade_testkit::lab::trial::{certificates, says_no_secret};
+use palisade_testkit::lab::trial::{self, certificates, lock_once as lock, says_no_secret};
 
 use crate::util::{cycle, seconds, server, soon, until};
 
 const SECRET: &str = "5ec2e7-one";
 const OTHER: &str = "5ec2e7-two";
 
-async fn lock(url: &str) -> Result<(), Error> {
-    let client = palisade::connect(url).await?;
-    let hold = client.mutex("guarded").lock().await?;
-    hold.release().await
-}
-
 fn says(error: &Error, kind: ErrorKind, words: &str) {
-    assert_eq!(error.kind(), kind, "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
-    assert!(
-        !format!("{error:?}").contains("5ec2e7"),
-        "the secret is shown: {error:?}"
-    );
+    trial::says(error, kind, words, "5ec2e7");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ use palisade_testkit::lab::launch::proc::{self, State};
 use palisade_testkit::lab::launch::table::{ENGINES, Recipe};
 use palisade_testkit::lab::launch::{self, Running, until, wire};
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 /// Sends a request to one node that only the real engine answers.
 fn ask(engine: &Running, port: u16) {

@@ -225,6 +225,8 @@ fn screenshots() {
     let shop = Shop::open();
     browser.size(1280, 800, false);
     browser.open(&shop.served.entry("operator"));
+    // The page has taken the token from its address.
+    browser.until("document.getElementById('where').textContent !== ''");
     browser.js("location.hash = '#/engine'");
     trade(&shop, Duration::from_secs(40));
     let take = |file: &str| {

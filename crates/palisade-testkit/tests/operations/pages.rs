@@ -217,6 +217,8 @@ fn a_planted_circle_turns_red() {
     };
     let served = Served::start();
     browser.open(&served.entry("operator"));
+    // The page has taken the token from its address.
+    browser.until("document.getElementById('where').textContent !== ''");
     browser.js("location.hash = '#/waits'");
     browser.until_said("Nobody waits for a lock.");
     // Neither gives way, since they are not configured to.

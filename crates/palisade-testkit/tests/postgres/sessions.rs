@@ -133,7 +133,7 @@ async fn a_dead_connection_gives_its_place_back() {
 
 #[tokio::test]
 async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
-    const WAITERS: usize = 12;
+    const WAITERS: usize = 20;
     let server = need!(server());
     let url = format!("{}?timeout=1s&connect_timeout=1s", advisory(&server));
     let client = connect(&url).await;
@@ -156,7 +156,7 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     let took = BootTime::now().saturating_since(start);
     server.nodes()[0].cont().unwrap();
     // One after the other they would take at least a second each, and more to connect.
-    assert!(took < Duration::from_secs(8), "they took {took:?}");
+    assert!(took < Duration::from_secs(16), "they took {took:?}");
 }
 
 #[tokio::test]
@@ -178,7 +178,10 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
     let renewed = client.engine().renew(vec![lease], WITHIN).await;
     let took = BootTime::now().saturating_since(start);
     assert!(matches!(renewed[..], [Renewal::Unknown(_)]), "{renewed:?}");
-    assert!(took < WITHIN * 2, "answered after {took:?}");
+    assert!(
+        took < Duration::from_millis(1_900),
+        "answered after {took:?}"
+    );
     // Another connection can't take over the session: the hold ends by its deadline, before the
     // server releases it, and new locks use new connections.
     let loss = soon(hold.lost()).await;

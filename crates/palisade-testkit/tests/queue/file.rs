@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use palisade::queue::{Draft, Queue};
 use palisade::{ErrorKind, Patience};
+use palisade_testkit::lab::trial::cycle;
 
 use crate::{Fixture, cases, is_full, soon};
 
@@ -306,14 +307,7 @@ async fn a_damaged_file_is_told_and_left(fx: Fixture) {
         );
         // Other queues and locks still work.
         client.queue("other").push("x").await.unwrap();
-        client
-            .mutex("work")
-            .lock()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        cycle(&client.mutex("work")).await;
         client.close().await;
         assert!(std::fs::read(&path).unwrap() == *bad, "it is left as it is");
     }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use palisade::engines::postgres::{PostgresMessage, PostgresQueue};
-use palisade::queue::Draft;
+use palisade::queue::{Draft, Message};
 use palisade::{ErrorKind, Patience};
+use palisade_testkit::lab::trial::cycle;
 use tokio::sync::mpsc;
-use tokio_postgres::{AsyncMessage, Client, IsolationLevel};
+use tokio_postgres::{AsyncMessage, Client, IsolationLevel, Transaction};
 
 use crate::{Fixture, cases, running, soon, until};
 
@@ -45,25 +46,22 @@ async fn an_effect_and_done_are_one_transaction(fx: Fixture) {
     let effect = format!("INSERT INTO {table} VALUES ($1)");
     queue.push(Draft::new("x").id("a")).await.unwrap();
 
+    let in_one_step = async |transaction: &Transaction<'_>, message: &Message| {
+        let wrote = transaction.execute(&effect, &[&message.id()]).await;
+        wrote.unwrap();
+        message.done_in(transaction).await.unwrap();
+    };
     // Rolled back: neither happened, and the message is ready again.
     let message = queue.next().await.unwrap();
     let transaction = client.transaction().await.unwrap();
-    transaction
-        .execute(&effect, &[&message.id()])
-        .await
-        .unwrap();
-    message.done_in(&transaction).await.unwrap();
+    in_one_step(&transaction, &message).await;
     transaction.rollback().await.unwrap();
     drop(message);
 
     let message = soon("it again", queue.next()).await.unwrap();
     assert_eq!(message.attempt(), 2);
     let transaction = client.transaction().await.unwrap();
-    transaction
-        .execute(&effect, &[&message.id()])
-        .await
-        .unwrap();
-    message.done_in(&transaction).await.unwrap();
+    in_one_step(&transaction, &message).await;
     transaction.commit().await.unwrap();
     message.settled();
     assert_eq!(queue.report().await.unwrap().unwrap().total(), 0);
@@ -280,7 +278,7 @@ async fn changes_are_durable_whatever_the_session_says(fx: Fixture) {
         .batch_execute("SET synchronous_commit = off")
         .await
         .unwrap();
-    let level = async |transaction: &tokio_postgres::Transaction<'_>| -> String {
+    let level = async |transaction: &Transaction<'_>| -> String {
         let row = transaction.query_one("SHOW synchronous_commit", &[]);
         row.await.unwrap().get(0)
     };
@@ -301,14 +299,7 @@ async fn an_earlier_schema_says_what_to_do(fx: Fixture) {
     let schema = format!("early_{:08x}", rand::random::<u32>());
     let url = format!("{}&schema={schema}", fx.url);
     let client = palisade::connect(&*url).await.unwrap();
-    client
-        .mutex("x")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("x")).await;
     let drop = format!(
         "DROP FUNCTION {schema}.queue_push, {schema}.queue_claim; DROP TABLE {schema}.message;"
     );

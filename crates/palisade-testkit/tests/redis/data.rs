@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use palisade::{ErrorKind, LossReason};
 
-use super::support::{Server, fails, line, mutex, soon, until};
+use super::support::{Server, fails, line, mutex, soon, until, until_one_waits};
 
 const TTL: Duration = Duration::from_millis(900);
 
@@ -47,12 +47,7 @@ async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() 
     let hold = mutex(&one, "forgotten", ttl).lock().await.unwrap();
     let next = mutex(&two, "forgotten", ttl);
     let waiter = tokio::spawn(async move { next.lock().await });
-    until("a waiter", async || {
-        line(&one, "forgotten")
-            .await
-            .is_some_and(|line| line.waiters.len() == 1)
-    })
-    .await;
+    until_one_waits(&one, "forgotten").await;
     server.running.nodes()[0].restart().unwrap();
     assert_eq!(server.ask(&["DBSIZE"]), "0");
     let told = async { soon("the loss", hold.lost()).await };
@@ -90,12 +85,7 @@ async fn tokens_rise_when_the_clock_was_set_back() {
         assert_eq!(hold.token().0, ahead + step);
         let next = mutex(&client, "back", Duration::from_secs(30));
         let waiter = tokio::spawn(async move { next.lock().await });
-        until("a waiter", async || {
-            line(&client, "back")
-                .await
-                .is_some_and(|line| line.waiters.len() == 1)
-        })
-        .await;
+        until_one_waits(&client, "back").await;
         hold.release().await.unwrap();
         let next = soon("the next", waiter).await.unwrap().unwrap();
         assert_eq!(next.token().0, ahead + step + 1);
@@ -154,11 +144,7 @@ async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
     let (read, _other) = (readers.read().await.unwrap(), readers.read().await.unwrap());
     let next = mutex(&client, "idle", TTL);
     let waiter = tokio::spawn(async move { next.lock().await });
-    until("a waiter", async || {
-        let line = line(&client, "idle").await;
-        line.is_some_and(|line| line.waiters.len() == 1)
-    })
-    .await;
+    until_one_waits(&client, "idle").await;
     let keys = server.ask(&["KEYS", "{palisade:idle}:palisade*"]);
     assert_eq!(keys.lines().count(), 5, "{keys}");
     for key in keys.lines() {

@@ -8,10 +8,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use palisade_testkit::lab::launch;
-use palisade_testkit::lab::trial::{Servant, run};
+use palisade_testkit::lab::trial::{Servant, python, run};
 use rslock::{Lock, LockManager};
 
-use super::support::{Server, line, soon};
+use super::support::{Server, line, soon, until_one_waits};
 
 const PYTHON: &str = r#"
 import sys, redis
@@ -76,22 +76,9 @@ impl Tool {
 }
 
 fn redis_py(folder: &Path, port: u16) -> Result<Tool, String> {
-    let venv = folder.join("venv");
-    run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    let pip = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "redis",
-    ];
-    run(Command::new(venv.join("bin/python")).args(pip))?;
-    Ok(Tool::Program(Servant::start(
-        Command::new(venv.join("bin/python"))
-            .args(["-u", "-c", PYTHON])
-            .arg(port.to_string()),
-    )))
+    let mut python = python(folder, "redis")?;
+    let program = python.args(["-u", "-c", PYTHON]).arg(port.to_string());
+    Ok(Tool::Program(Servant::start(program)))
 }
 
 fn node_redlock(folder: &Path, port: u16) -> Result<Tool, String> {
@@ -158,18 +145,9 @@ async fn exclude_each_other(name: &str, install: Install) {
     );
     let waiting = client.mutex("job");
     let waiter = tokio::spawn(async move { waiting.lock().await });
-    super::support::until("a waiter", async || {
-        line(&client, "job")
-            .await
-            .is_some_and(|line| line.waiters.len() == 1)
-    })
-    .await;
+    until_one_waits(&client, "job").await;
     assert!(tool.ask("unlock", "job", 0).await);
-    let hold = tokio::time::timeout(Duration::from_secs(2), waiter)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let hold = soon("the grant", waiter).await.unwrap().unwrap();
     assert!(
         !tool.ask("lock", "job", 5000).await,
         "{name} takes what our waiter was granted"

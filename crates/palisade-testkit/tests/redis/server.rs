@@ -11,7 +11,7 @@ use palisade::{ErrorKind, Hold, LossReason};
 use palisade_testkit::lab::launch::{self, wire};
 use palisade_testkit::lab::trial::{certificates, says_no_secret};
 
-use super::support::{Server, cycle, fails, line, mutex, soon};
+use super::support::{Server, cycle, fails, line, mutex, soon, until, until_one_waits};
 
 const TTL: Duration = Duration::from_millis(900);
 
@@ -104,12 +104,7 @@ async fn a_full_server_says_so_and_lets_go_all_the_same() {
     let other = server.direct_client("").await;
     let next = mutex(&other, "full", Duration::from_secs(30));
     let waiter = tokio::spawn(async move { next.lock().await });
-    super::support::until("a waiter", async || {
-        line(&client, "full")
-            .await
-            .is_some_and(|line| line.waiters.len() == 1)
-    })
-    .await;
+    until_one_waits(&client, "full").await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     fails(
         mutex(&client, "another", TTL).try_lock().await,
@@ -135,7 +130,7 @@ async fn a_busy_server_and_a_replica_are_unreachable() {
     let port = server.port();
     let script = "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 60 do end";
     let busy = std::thread::spawn(move || wire::redis(port, &["EVAL", script, "0"]));
-    super::support::until("a busy server", async || {
+    until("a busy server", async || {
         server.ask(&["PING"]).contains("BUSY")
     })
     .await;
@@ -161,16 +156,7 @@ async fn a_busy_server_and_a_replica_are_unreachable() {
 #[tokio::test]
 async fn logins_are_checked_and_a_user_without_channels_still_waits() {
     let server = need!(Server::start());
-    server.ask(&[
-        "ACL",
-        "SETUSER",
-        "locks",
-        "on",
-        ">hunter2",
-        "resetchannels",
-        "~*",
-        "+@all",
-    ]);
+    server.user(&["resetchannels", "~*", "+@all"]);
     let url = |login: &str| {
         server
             .direct("")
@@ -219,7 +205,7 @@ async fn a_grant_that_no_replica_has_is_given_back() {
 
     let replica = need!(Server::start());
     replica.ask(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
-    super::support::until("the replica", async || {
+    until("the replica", async || {
         server.ask(&["WAIT", "1", "100"]) == "1"
             && replica
                 .ask(&["INFO", "replication"])
@@ -261,7 +247,7 @@ async fn unsafe_settings_are_found() {
     let replica = need!(Server::start());
     replica.ask(&["REPLICAOF", "127.0.0.1", &safe.port().to_string()]);
     let client = safe.direct_client("").await;
-    super::support::until("the replica", async || {
+    until("the replica", async || {
         let findings = client.check().await.unwrap().findings;
         findings
             .iter()
@@ -287,7 +273,7 @@ async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
     );
     assert!(error.message().contains("slots"), "{error}");
     server.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    super::support::until("a cluster", async || {
+    until("a cluster", async || {
         server
             .ask(&["CLUSTER", "INFO"])
             .contains("cluster_state:ok")

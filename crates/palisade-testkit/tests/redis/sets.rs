@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use palisade::engine::{Lease, Renewal};
 use palisade::fence::{Fence, MemoryFence, Verdict};
 use palisade::report::Scope;
 use palisade::{Client, ErrorKind, Hold, Name};
@@ -18,6 +19,16 @@ const FAILOVER: Duration = Duration::from_secs(17);
 async fn in_time<F: Future>(what: &str, future: F) -> F::Output {
     let done = tokio::time::timeout(FAILOVER, future).await;
     done.unwrap_or_else(|_| panic!("{what} did not happen within {FAILOVER:?}"))
+}
+
+/// A client that reaches the new master knows of the switch.
+async fn knows_the_new_master(client: &Client) {
+    in_time("the new master", async {
+        let look = || client.survey(Scope::Line(Name::new("any").unwrap()));
+        let brief = Duration::from_millis(300);
+        while !matches!(tokio::time::timeout(brief, look()).await, Ok(Ok(_))) {}
+    })
+    .await;
 }
 
 async fn connect(running: &Running) -> Client {
@@ -198,16 +209,30 @@ async fn a_late_answer_of_the_old_master_grants_nothing() {
     set.nodes()[0].stop().unwrap();
     let late = tokio::spawn(async move { mutex.lock().await.unwrap() });
     set.leader_where(|leader| leader == 1).unwrap();
-    // A client that reaches the new master knows of the switch.
-    in_time("the new master", async {
-        let look = || client.survey(Scope::Line(Name::new("late").unwrap()));
-        let brief = Duration::from_millis(300);
-        while !matches!(tokio::time::timeout(brief, look()).await, Ok(Ok(_))) {}
-    })
-    .await;
+    knows_the_new_master(&client).await;
     set.nodes()[0].cont().unwrap();
     let hold = in_time("the grant", late).await.unwrap();
     assert_eq!(ask(&set, 1, &["GET", "late"]), hold.claim().to_string());
+}
+
+/// Nor does it renew: the new master may have granted the lock to another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_answer_of_the_old_master_renews_nothing() {
+    let Some(set) = launch::need("redis-sentinel") else {
+        return;
+    };
+    let client = connect(&set).await;
+    let ttl = Duration::from_secs(90);
+    let hold = client.mutex("kept").ttl(ttl).lock().await.unwrap();
+    set.nodes()[0].stop().unwrap();
+    let lease = Lease::in_a_test(hold.ticket());
+    let engine = client.engine().clone();
+    let renewal = tokio::spawn(async move { engine.renew(vec![lease], FAILOVER * 2).await });
+    set.leader_where(|leader| leader == 1).unwrap();
+    knows_the_new_master(&client).await;
+    set.nodes()[0].cont().unwrap();
+    let renewed = in_time("an answer", renewal).await.unwrap();
+    assert!(matches!(renewed[..], [Renewal::Unknown(_)]), "{renewed:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

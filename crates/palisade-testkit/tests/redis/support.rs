@@ -8,7 +8,7 @@ use palisade::{Client, Mutex, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
 use palisade_testkit::lab::trial::started;
-pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
+pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until, until_one_waits};
 
 pub(crate) struct Server {
     // Declared before the server, so that connections end first.
@@ -40,6 +40,12 @@ impl Server {
     /// Sends one command, bypassing the proxy.
     pub(crate) fn ask(&self, command: &[&str]) -> String {
         wire::redis(self.port(), command).unwrap_or_else(|why| why)
+    }
+
+    /// Adds the user `locks` with the password `hunter2` and these rules.
+    pub(crate) fn user(&self, rules: &[&str]) {
+        let user = ["ACL", "SETUSER", "locks", "on", ">hunter2"];
+        assert_eq!(self.ask(&[&user[..], rules].concat()), "OK");
     }
 
     /// How often the server has run a command since its statistics were reset.

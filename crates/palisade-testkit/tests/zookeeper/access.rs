@@ -1,12 +1,14 @@
 //! Logins, ACLs, certificates, chroots, findings, and messages about wrong URLs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::ErrorKind;
+use palisade::engine::Ticket;
+use palisade::{ErrorKind, Outcome};
 use palisade_testkit::lab::launch;
 use palisade_testkit::lab::trial::{certificates, says_no_secret};
 
-use crate::util::{Raw, connected, cycle, until};
+use crate::util::{Raw, claim, connected, cycle, soon, until};
 
 async fn refused(url: &str) -> palisade::Error {
     palisade::connect(url).await.err().unwrap()
@@ -48,6 +50,35 @@ async fn a_login_keeps_others_out() {
     let stranger = format!("zookeeper://{address}/open");
     let stranger = palisade::connect(&stranger).await.unwrap();
     assert!(stranger.mutex("x").try_lock().await.unwrap().is_none());
+}
+
+/// It has a place before it learns that it may not read the line.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_can_not_be_read_keeps_no_place() {
+    let running = need!("zookeeper");
+    let client = connected(&running).await;
+    // They are no containers, which the server would remove and the client create anew.
+    let mut raw = Raw::connect(running.nodes()[0].port());
+    raw.create("/palisade", 0).unwrap();
+    raw.create("/palisade/x", 0).unwrap();
+    raw.allow("/palisade/x", 31 - 1).unwrap();
+    let denied = client.mutex("x").lock().await.err().unwrap();
+    assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
+    soon("the leave", client.flush()).await;
+    assert_eq!(raw.count("/palisade/x"), 0);
+    // A caller that has asked twice leaves in doubt.
+    let claim = claim("x", Duration::from_secs(20));
+    let ticket = Ticket {
+        in_doubt: true,
+        ..Ticket::own(claim.name.clone(), claim.id)
+    };
+    let engine = client.engine();
+    let denied = engine.enter(Arc::new(claim)).await.err().unwrap();
+    assert_eq!(denied.outcome(), Outcome::MaybeApplied, "{denied}");
+    assert_eq!(raw.count("/palisade/x"), 1);
+    let denied = engine.leave(ticket).await.err().unwrap();
+    assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
+    assert_eq!(raw.count("/palisade/x"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

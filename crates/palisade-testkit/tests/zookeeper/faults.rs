@@ -219,17 +219,7 @@ async fn the_line_is_removed_while_clients_wait() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_one_server_is_restarted() {
     let running = need!("zookeeper");
-    let client = connected(&running).await;
-    let ttl = Duration::from_secs(20);
-    let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     let crew = crew(&running).await;
-    crew.grants(20).await;
-    tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
-    crew.grants(20).await;
-    crew.end().await;
-    assert!(kept.is_valid(), "a restart shorter than the ttl is no loss");
-    let token = kept.token();
-    kept.release().await.unwrap();
-    let next = client.mutex("kept").lock().await.unwrap();
-    assert!(next.token() > token);
+    let ttl = Duration::from_secs(20);
+    crew.outlives_a_restart(&running, ttl).await;
 }

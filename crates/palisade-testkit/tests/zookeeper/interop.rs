@@ -1,7 +1,6 @@
 //! Curator and kazoo on the same path: each excludes palisade and is excluded by it. Also, which
 //! combinations don't work.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use palisade::Client;
@@ -9,7 +8,7 @@ use palisade::engine::Ask;
 use palisade::report::Scope;
 use palisade::{Name, Patience};
 use palisade_testkit::lab::launch::{self, Running};
-use palisade_testkit::lab::trial::{Servant, run};
+use palisade_testkit::lab::trial::{Servant, python, run};
 
 use crate::util::{beside_others, soon, until};
 
@@ -74,27 +73,16 @@ fn curator(running: &Running) -> Option<Tool> {
 
 /// kazoo in its own virtual environment; `None` if it is not available.
 fn kazoo(running: &Running) -> Option<Tool> {
-    let folder: &Path = running.folder();
-    let venv = folder.join("venv");
-    let pip = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "kazoo",
-    ];
-    let installed = run(Command::new("python3").args(["-m", "venv"]).arg(&venv))
-        .and_then(|()| run(Command::new(venv.join("bin/python")).args(pip)));
-    if let Err(why) = installed {
-        launch::skip("kazoo", &why);
-        return None;
+    match python(running.folder(), "kazoo") {
+        Ok(mut python) => {
+            let program = python.args(["-u", "-c", KAZOO]);
+            Some(Tool::start(program.arg(running.nodes()[0].address())))
+        }
+        Err(why) => {
+            launch::skip("kazoo", &why);
+            None
+        }
     }
-    Some(Tool::start(
-        Command::new(venv.join("bin/python"))
-            .args(["-u", "-c", KAZOO])
-            .arg(running.nodes()[0].address()),
-    ))
 }
 
 /// The number of claims in the line `path`.

@@ -60,7 +60,9 @@ async fn a_hold_is_a_check_for_other_transactions() {
 async fn whoever_is_removed_by_hand_is_told() {
     let running = need!("zookeeper");
     let client = connected(&running).await;
-    let hold = client.mutex("taken").lock().await.unwrap();
+    // Not by a renewal, which is due after a third of the ttl.
+    let mutex = client.mutex("taken").ttl(Duration::from_secs(75));
+    let hold = mutex.lock().await.unwrap();
     let mut raw = Raw::connect(running.nodes()[0].port());
     let line = "/palisade/taken";
     // Not before it is watched, which takes a moment.

@@ -63,21 +63,30 @@ impl Raw {
     /// Creates a node that everybody may change: `flags` 0 for a persistent one, 1 for an ephemeral
     /// one, 3 for an ephemeral and sequential one.
     pub(crate) fn create(&mut self, path: &str, flags: i32) -> Result<String, i32> {
-        let acl = [
-            &31_i32.to_be_bytes()[..],
-            &bytes(b"world"),
-            &bytes(b"anyone"),
-        ]
-        .concat();
         let record = [
             &bytes(path.as_bytes())[..],
             &bytes(b""),
-            &1_i32.to_be_bytes(),
-            &acl,
+            &anyone(31),
             &flags.to_be_bytes(),
         ];
         let made = self.call(1, &record.concat())?;
         Ok(String::from_utf8(made[4..].to_vec()).unwrap())
+    }
+
+    /// Lets everybody do what the bits of `rights` say: 1 read, 2 write, 4 create, 8 delete, 16
+    /// change this.
+    pub(crate) fn allow(&mut self, path: &str, rights: i32) -> Result<(), i32> {
+        let (path, version) = (bytes(path.as_bytes()), (-1_i32).to_be_bytes());
+        let record = [&path[..], &anyone(rights), &version].concat();
+        self.call(7, &record).map(drop)
+    }
+
+    /// How many nodes are below one; needs no right to read it.
+    pub(crate) fn count(&mut self, path: &str) -> i32 {
+        let stat = self.call(3, &[&bytes(path.as_bytes())[..], &[0]].concat());
+        stat.map_or(0, |stat| {
+            i32::from_be_bytes(stat[56..60].try_into().unwrap())
+        })
     }
 
     pub(crate) fn set(&mut self, path: &str, data: &[u8]) -> Result<(), i32> {
@@ -141,4 +150,10 @@ impl Raw {
 
 fn bytes(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as i32).to_be_bytes(), bytes].concat()
+}
+
+/// An ACL that gives everybody these rights.
+fn anyone(rights: i32) -> Vec<u8> {
+    let (one, rights) = (1_i32.to_be_bytes(), rights.to_be_bytes());
+    [&one[..], &rights, &bytes(b"world"), &bytes(b"anyone")].concat()
 }

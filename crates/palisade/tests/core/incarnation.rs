@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Fault, Faulty, SOON, ms, until, within};
+use crate::support::{Fault, Faulty, LEFT, SOON, ms, until, within};
 use palisade::engine::{Ask, Claim, ClaimId, Engine, Entered, Lease, Left, Place, Renewal, Ticket};
 use palisade::report::Owner;
 use palisade::{ErrorKind, Eviction, Name};
@@ -14,7 +14,7 @@ fn claim(id: u128) -> Arc<Claim> {
         id: ClaimId(id),
         name: Name::new("x").unwrap(),
         ask: Ask::Whole,
-        ttl: SOON,
+        ttl: LEFT,
         queue: false,
         owner: Owner::here("test".to_owned(), None),
         value: None,
@@ -109,7 +109,7 @@ async fn a_late_release_leaves_the_next_hold_alone() {
 
 #[tokio::test]
 async fn a_copy_of_an_enter_that_arrives_after_the_release_takes_no_place() {
-    let (engine, client) = Faulty::client(SOON).await;
+    let (engine, client) = Faulty::client(LEFT).await;
     for queue in [true, false] {
         engine.enter.set([Fault::Defer], Fault::Pass);
         let mutex = client.mutex("copied");

@@ -4,7 +4,8 @@ use crate::support::{self, Fault, Faulty, SOON, ms, until, within};
 use palisade::{BootTime, Client, ErrorKind, Hold, Patience, Retry};
 
 async fn client() -> Client {
-    let url = format!("memory:{:x}?ttl=5s", rand::random::<u64>());
+    // What is left behind stays for longer than any test waits.
+    let url = format!("memory:{:x}?ttl=120s", rand::random::<u64>());
     palisade::connect(&url).await.unwrap()
 }
 
@@ -148,17 +149,21 @@ async fn multi_locks_of_opposite_orders_never_deadlock() {
 
 #[tokio::test]
 async fn one_deadline_counts_for_all_names() {
+    let wait = ms(4_000);
     let client = client().await;
-    let _b = client.mutex("b").lock().await.unwrap();
+    let b = client.mutex("b").lock().await.unwrap();
     let _c = client.mutex("c").lock().await.unwrap();
     let before = BootTime::now();
-    let none = client
-        .multi_lock(["a", "b", "c"])
-        .lock_timeout(ms(100))
-        .await
-        .unwrap();
-    assert!(none.is_none());
-    assert!(BootTime::now().saturating_since(before) < ms(600));
+    let all = client.multi_lock(["a", "b", "c"]);
+    let all = tokio::spawn(async move { all.lock_timeout(wait).await });
+    // Half of the time is spent on `b`. With a deadline of its own, `c` would end it at six seconds.
+    tokio::time::sleep((before + wait / 2).remaining()).await;
+    assert_eq!(in_line(&client, "b").await, 2, "it waits for `b`");
+    b.release().await.unwrap();
+    until(async || in_line(&client, "c").await == 2).await;
+    assert!(within(SOON, all).await.unwrap().unwrap().is_none());
+    let took = BootTime::now().saturating_since(before);
+    assert!(took >= wait && took < ms(5_500), "{took:?}");
 }
 
 #[tokio::test]

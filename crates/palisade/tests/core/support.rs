@@ -14,6 +14,7 @@ use palisade::engine::{
 use palisade::report::{Checkup, Finding, Scope};
 use palisade::{BootTime, Capability, Client, Error, ErrorKind, Guarantee, Name, Result};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 /// What to do with one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +31,8 @@ pub(crate) enum Fault {
     Hang,
     /// Apply it, answer only after this long.
     Late(Duration),
+    /// Apply it, answer when the test says so.
+    Held,
     /// Panic inside the engine.
     Panic,
 }
@@ -38,6 +41,7 @@ pub(crate) enum Fault {
 pub(crate) struct Script {
     queue: Mutex<(VecDeque<Fault>, Fault)>,
     deferred: Mutex<Vec<BoxFuture<()>>>,
+    answers: Notify,
     calls: AtomicUsize,
 }
 
@@ -46,6 +50,7 @@ impl Default for Script {
         Self {
             queue: Mutex::new((VecDeque::new(), Fault::Pass)),
             deferred: Mutex::default(),
+            answers: Notify::new(),
             calls: AtomicUsize::new(0),
         }
     }
@@ -65,6 +70,11 @@ impl Script {
         let mut queue = self.queue.lock();
         let then = queue.1;
         queue.0.pop_front().unwrap_or(then)
+    }
+
+    /// Lets the answer through that is held.
+    pub(crate) fn answer(&self) {
+        self.answers.notify_one();
     }
 
     /// Lets the calls arrive that were deferred; says how many.
@@ -99,6 +109,11 @@ impl Script {
             Fault::Late(by) => {
                 let answer = call.await;
                 tokio::time::sleep(by).await;
+                answer
+            }
+            Fault::Held => {
+                let answer = call.await;
+                self.answers.notified().await;
                 answer
             }
             Fault::Panic => panic!("the test asked for a panic in {verb}"),
@@ -150,8 +165,12 @@ impl Faulty {
     }
 }
 
-/// Longer than anything here takes.
-pub(crate) const SOON: Duration = Duration::from_secs(5);
+/// Longer than anything here takes. It stays far below [`LEFT`], the ttl of tests about what is left
+/// behind: else the end of the lease would remove what nobody has left.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A ttl whose end no test sees.
+pub(crate) const LEFT: Duration = Duration::from_secs(120);
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

@@ -107,7 +107,7 @@ async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
     assert!(matches!(place, Place::Held { .. }), "{place:?}");
     let waited = BootTime::now().saturating_since(before);
     assert!(waited >= Duration::from_millis(140), "{waited:?}");
-    assert!(waited < Duration::from_secs(2), "{waited:?}");
+    assert!(waited < Duration::from_secs(10), "{waited:?}");
     assert!(matches!(
         engine
             .renew(

@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 use super::child::{ROUNDS, Second};
 use super::*;
 
-/// What a hand-over may take after the death of a holder: the kernel tells, not the ttl.
-const AT_ONCE: Duration = Duration::from_millis(500);
+/// What a hand-over may take after the death of a holder: the kernel tells, not the ttl of 30 s.
+const AT_ONCE: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn processes_that_create_at_once_exclude_each_other() {
@@ -251,7 +251,7 @@ async fn a_process_stopped_in_a_line_makes_that_one_unreachable_and_nothing_is_a
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert_eq!(error.outcome(), Outcome::NotApplied);
     }
-    assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(2));
+    assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(5));
     // One that is dropped while it waits for its turn.
     let entering = engine.enter(Arc::new(claim("door", Ask::Whole)));
     let dropped = tokio::time::timeout(Duration::from_millis(20), entering).await;

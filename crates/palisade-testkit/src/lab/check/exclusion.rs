@@ -36,7 +36,7 @@ fn involved(holds: &[&Held<'_>]) -> Vec<usize> {
 }
 
 /// I2: exclusive holds never overlap.
-pub(super) fn believed(index: &Index<'_>, _: &Params) -> Verdict {
+pub(super) fn believed(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     for name in index.names() {
         let mut latest: Option<(Window, usize)> = None;
@@ -46,6 +46,10 @@ pub(super) fn believed(index: &Index<'_>, _: &Params) -> Verdict {
             if !hold.is_whole() {
                 continue;
             }
+            latest = latest.filter(|(_, other)| {
+                let other = &index.holds[*other];
+                !params.excuses(index, other, span.from)
+            });
             if let Some((before, other_at)) = latest
                 && other_at != at
                 && span.from < before.until
@@ -69,7 +73,7 @@ pub(super) fn believed(index: &Index<'_>, _: &Params) -> Verdict {
 }
 
 /// I3: the weights held at once fit into the capacity; a writer excludes readers and permits.
-pub(super) fn capacity(index: &Index<'_>, _: &Params) -> Verdict {
+pub(super) fn capacity(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     for name in index.names() {
         let mut capacities: Vec<u32> = index
@@ -103,6 +107,7 @@ pub(super) fn capacity(index: &Index<'_>, _: &Params) -> Verdict {
                 holding.retain(|other| *other != at);
                 continue;
             }
+            holding.retain(|other| !params.excuses(index, &index.holds[*other], when));
             holding.push(at);
             let holds: Vec<&Held<'_>> = holding.iter().map(|at| &index.holds[*at]).collect();
             let weights = holds.iter().map(|hold| hold.grip.weight_in(capacity));

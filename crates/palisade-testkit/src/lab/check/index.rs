@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::outages::outages;
-use crate::lab::history::{Answer, Event, Grip, History, What};
+use palisade::LossReason;
+
+use super::outages::{Resumption, outages, resumptions};
+use crate::lab::history::{Answer, Event, Grip, History, Released, What};
 
 /// A span of time: `from` is inclusive, `until` exclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +17,30 @@ pub struct Window {
 }
 
 impl Window {
+    /// Whether `when` is in it.
+    pub fn contains(self, when: u64) -> bool {
+        (self.from..self.until).contains(&when)
+    }
+
     /// The length of the overlap with `other`.
     pub fn overlap(self, other: Self) -> u64 {
         let (from, until) = (self.from.max(other.from), self.until.min(other.until));
         until.saturating_sub(from)
+    }
+
+    /// How much of it `windows` cover together.
+    pub fn covered(self, windows: impl IntoIterator<Item = Self>) -> u64 {
+        let mut windows: Vec<Self> = windows.into_iter().collect();
+        windows.retain(|window| window.overlap(self) > 0);
+        windows.sort_unstable_by_key(|window| window.from);
+        let (mut total, mut reached) = (0, self.from);
+        for window in windows {
+            let from = window.from.max(reached);
+            let until = window.until.min(self.until);
+            total += until.saturating_sub(from);
+            reached = reached.max(until);
+        }
+        total
     }
 }
 
@@ -90,6 +112,8 @@ pub struct Index<'h> {
     pub stalls: HashMap<&'h str, Vec<Window>>,
     /// When the engine could not serve.
     pub outages: Vec<Window>,
+    /// When a server continued after a stop.
+    pub resumptions: Vec<Resumption>,
     /// From each survey request of the harness to its answer.
     pub looks: Vec<Window>,
     /// The event that killed each killed client.
@@ -115,6 +139,7 @@ impl<'h> Index<'h> {
             pauses: HashMap::new(),
             stalls: HashMap::new(),
             outages: outages(history),
+            resumptions: resumptions(history),
             looks: Vec::new(),
             kills: HashMap::new(),
             owners: HashMap::new(),
@@ -348,19 +373,14 @@ impl<'h> Index<'h> {
     /// How long `client` was stopped, starved or without an engine inside `window`. A stop also
     /// appears as a stall.
     pub fn out_of_action(&self, client: &str, window: Window) -> u64 {
+        window.covered(self.outs(client))
+    }
+
+    /// When `client` was stopped, starved or without an engine; these windows may overlap.
+    pub fn outs(&self, client: &str) -> impl Iterator<Item = Window> {
         let all = [self.pauses.get(client), self.stalls.get(client)];
-        let all = all.into_iter().flatten().flatten().chain(&self.outages);
-        let mut windows: Vec<Window> = all.copied().collect();
-        windows.retain(|out| out.overlap(window) > 0);
-        windows.sort_unstable_by_key(|out| out.from);
-        let (mut total, mut reached) = (0, window.from);
-        for out in windows {
-            let from = out.from.max(reached);
-            let until = out.until.min(window.until);
-            total += until.saturating_sub(from);
-            reached = reached.max(until);
-        }
-        total
+        let all = all.into_iter().flatten().flatten();
+        all.chain(&self.outages).copied()
     }
 
     /// The longest time that a survey took around `window`: an estimate of what any request took
@@ -371,6 +391,28 @@ impl<'h> Index<'h> {
         let looks = self.looks[first..].iter();
         let around = looks.take_while(|look| look.from < window.until);
         around.map(|look| look.until - look.from).max().unwrap_or(0)
+    }
+
+    /// The hold of `client` with this token.
+    pub fn hold(&self, client: &str, token: u64) -> Option<&Held<'h>> {
+        let mut holds = self.holds.iter();
+        holds.find(|hold| hold.client == client && hold.token == token)
+    }
+
+    /// Whether the engine itself took `hold` away before its lease had ended: its owner was told
+    /// so, or learnt it by a release that it called in time. An operator's eviction is not meant.
+    pub fn was_taken(&self, hold: &Held<'_>) -> bool {
+        let what = |event: usize| &self.history.events[event].what;
+        let told = hold.lost.map(what);
+        let released = hold.released.filter(|_| hold.lost.is_none()).map(what);
+        matches!(told, Some(What::Lost { reason, .. }) if reason == LossReason::Taken.code())
+            || matches!(released, Some(What::ReleaseReturned { answer, .. }) if *answer == Released::Lost)
+    }
+
+    /// Whether a server that had been stopped for at least `least` had just continued at `when`.
+    pub fn had_resumed(&self, when: u64, least: u64) -> bool {
+        let mut resumptions = self.resumptions.iter();
+        resumptions.any(|one| one.stopped >= least && one.window.contains(when))
     }
 
     /// Whether `client` was stopped or killed, or the engine was disturbed, inside `window`.

@@ -1,5 +1,7 @@
 //! I9, I10 and F4: losses are reported in time, for a reason, and a late release harms nobody.
 
+use palisade::LossReason;
+
 use super::index::{Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::lab::history::{Released, What};
@@ -12,11 +14,6 @@ fn successor<'a, 'h>(index: &'a Index<'h>, hold: &Held<'h>) -> Option<&'a Held<'
         .partition_point(|next| next.granted <= hold.granted);
     let mut next = index.holds[later..].iter();
     next.find(|next| next.token > hold.token && next.conflicts(hold))
-}
-
-fn was_taken(index: &Index<'_>, hold: &Held<'_>) -> bool {
-    let lost = hold.lost.map(|lost| &index.history.events[lost].what);
-    matches!(lost, Some(What::Lost { reason, .. }) if reason != "expired")
 }
 
 /// I9: a hold becomes invalid before the next is granted, whether or not its process runs. Its
@@ -48,10 +45,10 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
         let Some(next) = successor(index, hold) else {
             continue;
         };
-        if params.takes_away && was_taken(index, hold) {
+        let granted = index.at(next.granted);
+        if params.excuses(index, hold, granted) {
             continue;
         }
-        let granted = index.at(next.granted);
         let believed = hold.valid.iter().find(|valid| index.at(**valid) > granted);
         if let Some(believed) = believed {
             let text = format!(
@@ -102,6 +99,12 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
     Verdict::of(violations)
 }
 
+/// Whether a loss was reported for another reason than the end of the lease.
+fn ended_early(index: &Index<'_>, hold: &Held<'_>) -> bool {
+    let lost = hold.lost.map(|lost| &index.history.events[lost].what);
+    matches!(lost, Some(What::Lost { reason, .. }) if reason != LossReason::Expired.code())
+}
+
 /// I10: the release of a hold that was replaced reports that, and does not affect its successor.
 pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
@@ -145,7 +148,7 @@ pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
                     && intruder.claim != victim.claim
                     && !index.running(victim.client, running, 0).is_empty()
             });
-            let lost = victim.lost.filter(|_| was_taken(index, victim));
+            let lost = victim.lost.filter(|_| ended_early(index, victim));
             if let Some(event) = intruder.map(|intruder| intruder.granted).or(lost) {
                 let text = format!(
                     "{} ended after the late release of {}",
@@ -159,8 +162,17 @@ pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
     Verdict::of(violations)
 }
 
-/// F4: a hold is lost only if its process was stopped or starved for a large part of its lease, or
-/// the engine was unavailable.
+/// When `hold` was in the line for certain: a survey shows it, or it was granted.
+fn entered(index: &Index<'_>, hold: &Held<'_>) -> u64 {
+    let mut events = index.history.events.iter();
+    let shows = |what: &What| matches!(what, What::Survey { line, .. } if line.iter().any(|shown| shown.claim == hold.claim));
+    let granted = index.at(hold.granted);
+    let shown = events.find(|event| shows(&event.what));
+    shown.map_or(granted, |event| event.at.min(granted))
+}
+
+/// F4: a hold is lost only if for half of its lease its process was stopped or starved, the engine
+/// was unavailable, or the request for it was in flight: a lease counts from before that was sent.
 pub(super) fn spurious(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let ttl = nanos(params.ttl);
@@ -172,7 +184,11 @@ pub(super) fn spurious(index: &Index<'_>, params: &Params) -> Verdict {
         };
         // One renewal, and another in case the first was answered late.
         let slow = 2 * index.slowest_look(lease);
-        let out = index.out_of_action(hold.client, lease) + slow;
+        let request = Window {
+            from: index.at(hold.called),
+            until: entered(index, hold),
+        };
+        let out = lease.covered(index.outs(hold.client).chain([request])) + slow;
         if out < ttl / 2 {
             let text = format!(
                 "{} was lost although it had all but {} of the lease to be renewed",

@@ -18,6 +18,7 @@ mod tokens;
 
 pub use index::{Attempt, Held, Index, Window};
 pub use linear::{Model, Outcome, Timed, linearize};
+pub use outages::Resumption;
 pub use progress::handovers;
 pub use register::{Op as RegisterOp, Register};
 
@@ -126,13 +127,23 @@ pub struct Params {
     pub request: Duration,
     /// How long a claim that does not queue may take to be answered busy.
     pub no_wait: Duration,
-    /// Whether the fault removes locks at once, so that no earlier signal is possible.
+    /// Whether a server that was stopped may take away leases that are alive when it continues, so
+    /// that no earlier signal is possible.
     pub takes_away: bool,
     /// How long the linearizability check may take; beyond that it is undecided.
     pub limit: Duration,
 }
 
 impl Params {
+    /// Whether it is the engine's doing that `hold` was still believed in at `when`: a server
+    /// continued just before, after a stop in which leases ended by its own count, and took the
+    /// hold away. The fence must hold nevertheless.
+    fn excuses(&self, index: &Index<'_>, hold: &Held<'_>, when: u64) -> bool {
+        // A lease is renewed after a third of its ttl, so the rest is left when the stop begins.
+        let rest = nanos(self.ttl) / 3 * 2;
+        self.takes_away && index.had_resumed(when, rest) && index.was_taken(hold)
+    }
+
     /// For leases that last up to `times` their ttl, and whose end is noticed `late` after that.
     #[must_use]
     pub fn lasting(self, times: u32, late: Duration) -> Self {

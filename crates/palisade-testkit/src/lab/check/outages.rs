@@ -1,4 +1,5 @@
-//! When the engine itself was out: it can't serve anyone then, nor right afterwards.
+//! When the engine itself was out: it can't serve anyone then, nor right afterwards. And when a
+//! server that was stopped continues, it may act on what it knew before.
 
 use super::index::Window;
 use crate::engine::Outage;
@@ -37,4 +38,39 @@ pub(super) fn outages(history: &History) -> Vec<Window> {
     });
     windows.extend(open);
     windows
+}
+
+/// A server that was stopped continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resumption {
+    /// How long it was stopped, in nanoseconds.
+    pub stopped: u64,
+    /// From just before it continues until the outage and its aftermath are over.
+    pub window: Window,
+}
+
+/// The resumptions of the engine's servers.
+pub(super) fn resumptions(history: &History) -> Vec<Resumption> {
+    let stop = Fault::Engine(Outage::Stop).name();
+    let (mut begun, mut all) = (None, Vec::<Resumption>::new());
+    for event in &history.events {
+        match &event.what {
+            What::FaultBegin { fault } if fault == stop => begun = Some(event.at),
+            What::FaultHeal { fault } if fault == stop => {
+                let (from, until) = (event.at, u64::MAX);
+                all.extend(begun.take().map(|begun| Resumption {
+                    stopped: from - begun,
+                    window: Window { from, until },
+                }));
+            }
+            What::FaultEnd { fault } if fault == stop => {
+                if let Some(last) = all.last_mut() {
+                    let until = event.at.saturating_add(AFTERMATH);
+                    last.window.until = last.window.until.min(until);
+                }
+            }
+            _ => {}
+        }
+    }
+    all
 }

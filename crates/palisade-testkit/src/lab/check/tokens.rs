@@ -178,6 +178,12 @@ pub(super) fn election(index: &Index<'_>, params: &Params) -> Verdict {
     spans.sort_by_key(|(span, _)| (span.from, span.until));
     let mut latest: Option<(Window, usize)> = None;
     for (span, work) in spans {
+        latest = latest.filter(|(before, other)| {
+            let begin = works[*other].1;
+            let hold = index.hold(&index.history.events[begin].client, term(begin));
+            let excused = |hold| params.excuses(index, hold, span.from);
+            !(span.from < before.until && hold.is_some_and(excused))
+        });
         if let Some((before, other)) = latest.filter(|(_, other)| *other != work)
             && span.from < before.until
         {

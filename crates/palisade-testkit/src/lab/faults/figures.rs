@@ -20,6 +20,8 @@ pub struct Figures {
     pub errors: usize,
     /// Losses reported.
     pub losses: usize,
+    /// Holds that the engine took away before their leases had ended.
+    pub taken: usize,
     /// Writes accepted.
     pub accepted: usize,
     /// Writes refused as stale.
@@ -47,6 +49,11 @@ impl Figures {
                 .holds
                 .iter()
                 .filter(|hold| hold.lost.is_some())
+                .count(),
+            taken: index
+                .holds
+                .iter()
+                .filter(|hold| index.was_taken(hold))
                 .count(),
             handovers: handovers(index),
             ..Self::default()
@@ -102,6 +109,7 @@ impl fmt::Display for Figures {
         row("dropped", self.dropped.to_string())?;
         row("errors", self.errors.to_string())?;
         row("losses told", self.losses.to_string())?;
+        row("taken away by the engine", self.taken.to_string())?;
         row("writes accepted", self.accepted.to_string())?;
         row("stale writes refused", self.stale.to_string())?;
         row("writes with unknown outcome", self.unknown.to_string())?;

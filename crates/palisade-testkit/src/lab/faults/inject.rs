@@ -182,6 +182,8 @@ async fn engine(
         let joined = tokio::task::spawn_blocking(move || begin.begin(outage)).await;
         joined.map_err(|error| error.to_string())??;
         tokio::time::sleep(ttl.mul_f64(crew.rng.random_range(0.5..2.0))).await;
+        // A server may act as soon as it continues, long before it is ready.
+        crew.record.record(What::FaultHeal { fault: fault() });
         let joined = tokio::task::spawn_blocking(move || heal.end(outage)).await;
         joined.map_err(|error| error.to_string())??;
         crew.record.record(What::FaultEnd { fault: fault() });

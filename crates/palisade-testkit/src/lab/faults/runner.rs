@@ -17,7 +17,7 @@ use super::inject::inject;
 use super::store::{Fenced, entries, unfenced};
 use super::worker::Spec;
 use super::{Cell, Fault, Figures, Workload, cell, invariants};
-use crate::engine::{EngineUnderTest, Site};
+use crate::engine::{EngineUnderTest, Outage, Site};
 use crate::lab::check::{Index, Invariant, Params, Verdict};
 use crate::lab::history::{History, Recorder, Shown, What, timeline};
 
@@ -268,6 +268,7 @@ fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<
     let params = Params {
         slack: run.slack,
         no_wait: lease * u32::from(run.site.watches_overdue),
+        takes_away: run.site.takes_away && run.fault == Fault::Engine(Outage::Stop),
         ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts, run.site.late)
     };
     let index = Index::new(history)?;

@@ -15,6 +15,7 @@ use std::time::Duration;
 use palisade::{BootTime, Client};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -49,29 +50,38 @@ pub struct Spec {
 
 /// Runs `worker SPEC` if the arguments ask for it.
 pub fn main(arguments: &[String], table: &[EngineUnderTest]) -> Option<ExitCode> {
-    let [verb, spec] = arguments else {
+    let connect = connect_of(table);
+    as_asked("worker", arguments, async |spec: Spec| {
+        let client = connect(spec.url.clone()).await.map_err(|e| e.to_string())?;
+        work(spec, client).await
+    })
+}
+
+/// Runs `work` on the SPEC of `VERB SPEC`, if that is what the arguments are.
+pub(crate) fn as_asked<S: DeserializeOwned>(
+    verb: &str,
+    arguments: &[String],
+    work: impl AsyncFnOnce(S) -> Result<(), String>,
+) -> Option<ExitCode> {
+    let [asked, spec] = arguments else {
         return None;
     };
-    if verb != "worker" {
+    if asked != verb {
         return None;
     }
-    let connect = connect_of(table);
-    let done = serde_json::from_str::<Spec>(spec)
+    let done = serde_json::from_str(spec)
         .map_err(|error| error.to_string())
         .and_then(|spec| {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(|error| error.to_string())?;
-            runtime.block_on(async {
-                let client = connect(spec.url.clone()).await.map_err(|e| e.to_string())?;
-                work(spec, client).await
-            })
+            runtime.block_on(work(spec))
         });
     Some(match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("worker: {why}");
+            eprintln!("{verb}: {why}");
             ExitCode::FAILURE
         }
     })

@@ -8,6 +8,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::ledger::{Kind, Ledger, Wrote};
+use crate::lab::faults::worker::as_asked;
 
 /// The instructions for a writer on its command line, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -26,28 +27,7 @@ pub struct Spec {
 
 /// Runs `fence-writer SPEC` if the arguments ask for it.
 pub fn main(arguments: &[String]) -> Option<ExitCode> {
-    let [verb, spec] = arguments else {
-        return None;
-    };
-    if verb != "fence-writer" {
-        return None;
-    }
-    let done = serde_json::from_str::<Spec>(spec)
-        .map_err(|error| error.to_string())
-        .and_then(|spec| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .map_err(|error| error.to_string())?;
-            runtime.block_on(write(spec))
-        });
-    Some(match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("fence-writer: {why}");
-            ExitCode::FAILURE
-        }
-    })
+    as_asked("fence-writer", arguments, write)
 }
 
 async fn write(spec: Spec) -> Result<(), String> {

@@ -100,7 +100,9 @@ pub enum What {
     Stall { since: u64 },
     /// A fault that does not concern a single process begins.
     FaultBegin { fault: String },
-    /// It has ended.
+    /// The harness is about to end it.
+    FaultHeal { fault: String },
+    /// It has ended: an engine answers again.
     FaultEnd { fault: String },
     /// The line as the engine showed it; requested at `asked`.
     Survey { asked: u64, line: Vec<Shown> },

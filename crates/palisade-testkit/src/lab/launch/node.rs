@@ -22,7 +22,7 @@ use super::until;
 pub(super) const START: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to stop or end processes.
-const SIGNAL: Duration = Duration::from_secs(5);
+const SIGNAL: Duration = Duration::from_secs(20);
 
 /// A user and group to run as.
 pub(super) type User = (u32, u32);

@@ -115,52 +115,34 @@ fn framed() -> impl Strategy<Value = Protocol> {
 
 #[test]
 fn messages_are_found_and_labelled() {
-    let labels = |protocol, direction: Direction| {
+    use Direction::{ToClient, ToEngine};
+    use Protocol::{Grpc, Http1, Postgres, Resp, ZooKeeper};
+    for (protocol, direction, expected) in [
+        (Resp, ToEngine, "PING, EVALSHA c0de, SUBSCRIBE, TIME"),
+        (Resp, ToClient, "PING, EVALSHA c0de, subscribe, TIME"),
+        (Http1, ToEngine, "PUT /a, HEAD /b, GET /c"),
+        (
+            Http1,
+            ToClient,
+            "PUT /a, PUT /a, HEAD /b, GET /c, GET /c, GET /c",
+        ),
+        (Grpc, ToEngine, "PREFACE, SETTINGS, /a/b, /a/b"),
+        (Grpc, ToClient, "SETTINGS, /a/b, /a/b, /a/b"),
+        (ZooKeeper, ToEngine, "connect, create2 1, ping"),
+        (ZooKeeper, ToClient, "connect, watch, create2 1, ping"),
+        (
+            Postgres,
+            ToEngine,
+            "SSLRequest, StartupMessage, Query, Terminate",
+        ),
+    ] {
         let reader = talk(protocol, &conversation(protocol), &[]);
         assert!(!reader.splitter.is_raw(), "{protocol:?}");
-        let messages = &reader.messages[direction.index()];
-        messages
-            .iter()
-            .map(|(_, label)| label.clone().unwrap_or_default())
-            .collect::<Vec<_>>()
-    };
-    use Direction::{ToClient, ToEngine};
-    assert_eq!(
-        labels(Protocol::Resp, ToEngine),
-        ["PING", "EVALSHA c0de", "SUBSCRIBE", "TIME"]
-    );
-    assert_eq!(
-        labels(Protocol::Resp, ToClient),
-        ["PING", "EVALSHA c0de", "subscribe", "TIME"]
-    );
-    assert_eq!(
-        labels(Protocol::Http1, ToEngine),
-        ["PUT /a", "HEAD /b", "GET /c"]
-    );
-    assert_eq!(
-        labels(Protocol::Http1, ToClient),
-        ["PUT /a", "PUT /a", "HEAD /b", "GET /c", "GET /c", "GET /c"]
-    );
-    assert_eq!(
-        labels(Protocol::Grpc, ToEngine),
-        ["PREFACE", "SETTINGS", "/a/b", "/a/b"]
-    );
-    assert_eq!(
-        labels(Protocol::Grpc, ToClient),
-        ["SETTINGS", "/a/b", "/a/b", "/a/b"]
-    );
-    assert_eq!(
-        labels(Protocol::ZooKeeper, ToEngine),
-        ["connect", "create2 1", "ping"]
-    );
-    assert_eq!(
-        labels(Protocol::ZooKeeper, ToClient),
-        ["connect", "watch", "create2 1", "ping"]
-    );
-    assert_eq!(
-        labels(Protocol::Postgres, ToEngine),
-        ["SSLRequest", "StartupMessage", "Query", "Terminate"]
-    );
+        let messages = reader.messages[direction.index()].iter();
+        let labels = messages.map(|(_, label)| label.clone().unwrap_or_default());
+        let labels: Vec<_> = labels.collect();
+        assert_eq!(labels.join(", "), expected, "{protocol:?}");
+    }
 }
 
 #[test]

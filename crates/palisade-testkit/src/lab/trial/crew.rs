@@ -9,6 +9,7 @@ use palisade::{BootTime, Client};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use super::connected;
 use crate::lab::launch::Running;
 
 /// An allowance for a busy machine.
@@ -104,6 +105,26 @@ impl Crew {
         let restarted = tokio::task::block_in_place(|| killed.restart());
         restarted.unwrap_or_else(|error| panic!("{error}"));
         self.grants(20).await;
+    }
+
+    /// Restarts the one server; another client's hold with this ttl survives.
+    ///
+    /// # Panics
+    /// As [`Crew::grants`], and if the hold is lost.
+    pub async fn outlives_a_restart(self, server: &Running, ttl: Duration) {
+        let client = connected(server).await;
+        let mutex = client.mutex("kept").ttl(ttl);
+        let lock = async || mutex.lock().await.unwrap_or_else(|e| panic!("{e}"));
+        let kept = lock().await;
+        self.grants(20).await;
+        let restarted = tokio::task::block_in_place(|| server.nodes()[0].restart());
+        restarted.unwrap_or_else(|error| panic!("{error}"));
+        self.grants(20).await;
+        self.end().await;
+        assert!(kept.is_valid(), "a restart shorter than the ttl is no loss");
+        let token = kept.token();
+        kept.release().await.unwrap_or_else(|e| panic!("{e}"));
+        assert!(lock().await.token() > token);
     }
 
     /// Stops the leader until the others have continued without it, then continues it.

@@ -16,16 +16,17 @@ pub use certificates::{certificates, expired};
 pub use crew::{Belief, Crew};
 pub use names::{NASTY, every_nasty_name};
 use palisade::engine::{Ask, Claim, ClaimId};
-use palisade::report::Owner;
+use palisade::report::{Owner, Scope};
 use palisade::{BootTime, Client, Error, ErrorKind, Mutex, Name};
 pub use said::says_no_secret;
-pub use tool::{Servant, Tool, run};
+pub use tool::{Servant, Tool, python, run};
 
 use super::launch::{self, Running};
 use super::proxy::Proxy;
 
-/// Far more than anything takes that is due at once, even on a busy machine.
-pub const SOON: Duration = Duration::from_secs(10);
+/// Far more than anything takes that is due at once, even on a busy machine. Less than the default
+/// ttl of 30 s, after which a place that was left behind is gone.
+pub const SOON: Duration = Duration::from_secs(20);
 
 /// Waits for `future`.
 ///
@@ -103,6 +104,40 @@ async fn beside(running: &Running, options: &str) -> Client {
     let url = format!("{}{options}", running.url());
     let client = palisade::connect(&url).await;
     client.unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// Waits until the line has one waiter.
+///
+/// # Panics
+/// As [`soon`], and if the engine does not answer.
+pub async fn until_one_waits(client: &Client, name: &str) {
+    let name = Name::new(name).unwrap_or_else(|error| panic!("{name:?}: {error}"));
+    until("a waiter", async || {
+        let lines = client.survey(Scope::Line(name.clone())).await;
+        let lines = lines.unwrap_or_else(|error| panic!("{error}"));
+        lines.first().is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+}
+
+/// Connects, locks and releases.
+///
+/// # Errors
+/// Whatever fails first.
+pub async fn lock_once(url: &str) -> Result<(), Error> {
+    let client = palisade::connect(url).await?;
+    client.mutex("guarded").lock().await?.release().await
+}
+
+/// Asserts what an error says, and that it does not show the secret.
+///
+/// # Panics
+/// If it is of another kind, lacks the words or shows the secret.
+pub fn says(error: &Error, kind: ErrorKind, words: &str, secret: &str) {
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+    let all = format!("{error:?} {error}");
+    assert!(!all.contains(secret), "the secret is shown: {all}");
 }
 
 /// A claim of a whole line, for direct calls to an engine.

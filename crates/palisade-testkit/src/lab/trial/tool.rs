@@ -2,6 +2,7 @@
 //! come, or a `Servant`, which answers each line with one of its own.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,19 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(said.lines().last().unwrap_or("it failed").to_owned())
+}
+
+/// Python with a package, in a virtual environment below `folder`.
+///
+/// # Errors
+/// Why it is not available.
+pub fn python(folder: &Path, package: &str) -> Result<Command, String> {
+    let venv = folder.join("venv");
+    run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    let python = || Command::new(venv.join("bin/python"));
+    let quiet = ["install", "--quiet", "--disable-pip-version-check"];
+    run(python().args(["-m", "pip"]).args(quiet).arg(package))?;
+    Ok(python())
 }
 
 /// A running process.

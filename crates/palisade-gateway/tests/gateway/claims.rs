@@ -270,7 +270,8 @@ async fn downgrade_upgrade_and_proclaim_by_amend() {
 #[tokio::test]
 async fn an_eviction_is_told_to_the_session_and_audited() {
     let served = serve().await;
-    let secret = served.session("30s").await;
+    // A renewal, which would notice it too, is due after a third of it.
+    let secret = served.session("120s").await;
     let mut stream = TcpStream::connect(served.addr).await.unwrap();
     let events = Ask::get("/v1/sessions/events").session(&secret);
     stream.write_all(&events.bytes(served.addr)).await.unwrap();

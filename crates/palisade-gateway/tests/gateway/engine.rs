@@ -42,7 +42,7 @@ async fn a_look_keeps_nothing_alive() {
 #[tokio::test]
 async fn a_mark_is_known_to_the_next_who_asks() {
     let served = serve().await;
-    let secret = served.session("30s").await;
+    let secret = served.session("120s").await;
     let names = ["a", "b"];
     for name in names {
         let ask = json!({"name": name, "id": name});

@@ -223,7 +223,7 @@ async fn evict_by_id_takes_a_waiter(fx: Fixture) {
         NotApplicable::because("waiters are not visible");
     }
     let (_owner, hold) = owned(&fx, fx.long_ttl()).await;
-    let mutex = fx.mutex("evicted");
+    let mutex = fx.mutex("evicted").ttl(fx.long_ttl());
     let waiter = fx.queued("evicted", 1, async move { mutex.lock().await });
     let waiter = waiter.await;
     let id = fx.line("evicted").ids().await.1.remove(0);
@@ -246,7 +246,7 @@ async fn evict_of_nothing_is_false(fx: Fixture) {
 
 async fn dropped_clients_leave_nothing(fx: Fixture) {
     for round in 0..10 {
-        let client = fx.other_client().await;
+        let client = fx.lasting_client().await;
         let hold = client.mutex(format!("round-{round}")).lock().await;
         drop((client, hold.unwrap()));
     }

@@ -118,7 +118,7 @@ async fn multi_locks_in_any_order_do_not_deadlock(fx: Fixture) {
 }
 
 async fn a_multi_lock_given_up_leaves_no_claim(fx: Fixture) {
-    let client = fx.client();
+    let client = fx.lasting_client().await;
     let _c = fx.other_client().await.mutex("c").lock().await.unwrap();
     let all = client.multi_lock(["a", "b", "c"]);
     let given_up = async || all.lock_timeout(Duration::from_millis(150)).await;

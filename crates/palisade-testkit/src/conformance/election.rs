@@ -27,10 +27,10 @@ cases! { pub(super) CASES, "election";
     ],
 }
 
-/// The same election through two clients.
+/// The same election through two clients. A leadership that nobody resigns lasts.
 async fn pair(fx: &Fixture) -> (Election, Election) {
-    let other = fx.other_client().await;
-    (fx.client().election("chair"), other.election("chair"))
+    let (lasting, other) = (fx.lasting_client().await, fx.other_client().await);
+    (lasting.election("chair"), other.election("chair"))
 }
 
 /// The leader; fails if there is none.

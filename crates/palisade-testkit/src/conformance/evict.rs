@@ -7,7 +7,7 @@ use palisade::engine::{ClaimId, Place, Renewal};
 use palisade::{Client, ErrorKind, Eviction, Hold, LossReason};
 
 use super::fixture::assert_is;
-use super::{Fixture, cases, needs, soon};
+use super::{Fixture, SOON, cases, needs, soon, within};
 use crate::spy::Enters;
 
 cases! { pub(super) CASES, "evict";
@@ -49,8 +49,11 @@ async fn long_hold(fx: &Fixture, name: &str) -> (Client, Hold) {
     (holder, hold)
 }
 
-async fn is_told(hold: &Hold, reason: LossReason) {
-    assert_eq!(soon("the loss", hold.lost()).await.reason, reason);
+/// Told before the next renewal, which is due after a third of the ttl.
+async fn is_told(fx: &Fixture, hold: &Hold, reason: LossReason) {
+    let limit = SOON.min(fx.long_ttl() / 4);
+    let loss = within(limit, "the loss", hold.lost()).await;
+    assert_eq!(loss.reason, reason);
     assert!(!hold.is_valid(), "a lost hold is valid");
 }
 
@@ -58,7 +61,7 @@ async fn marked_hold_is_told_at_once(fx: Fixture) {
     let (_holder, hold) = long_hold(&fx, "told").await;
     let there = fx.line("told").evict(hold.claim(), Eviction::Mark).await;
     assert!(there, "the holder is there");
-    is_told(&hold, LossReason::Evicted).await;
+    is_told(&fx, &hold, LossReason::Evicted).await;
 }
 
 async fn marked_hold_leaves_when_dropped(fx: Fixture) {
@@ -66,7 +69,7 @@ async fn marked_hold_leaves_when_dropped(fx: Fixture) {
     let line = fx.line("told");
     let next = line.waiting(Whole).await;
     assert!(line.evict(hold.claim(), Eviction::Mark).await);
-    is_told(&hold, LossReason::Evicted).await;
+    is_told(&fx, &hold, LossReason::Evicted).await;
     // Its owner may still be stopping, so the place is kept until it releases.
     assert_eq!(next.now().await, Place::Waiting);
     drop(hold);
@@ -83,7 +86,7 @@ async fn a_mark_before_the_answer_is_told_at_once(fx: Fixture) {
     let id = line.until_held().await.holders.remove(0).id;
     assert!(line.evict(id, Eviction::Mark).await);
     match soon("the answer", lock).await.unwrap() {
-        Ok(hold) => is_told(&hold, LossReason::Evicted).await,
+        Ok(hold) => is_told(&fx, &hold, LossReason::Evicted).await,
         // It was evicted before it became a hold.
         Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
     }
@@ -114,7 +117,7 @@ async fn removed_hold_is_told_at_once(fx: Fixture) {
     let (_holder, hold) = long_hold(&fx, "taken").await;
     let line = fx.line("taken");
     assert!(line.evict(hold.claim(), Eviction::Remove).await);
-    is_told(&hold, LossReason::Taken).await;
+    is_told(&fx, &hold, LossReason::Taken).await;
 }
 
 async fn unknown_id_is_false(fx: Fixture) {

@@ -30,6 +30,10 @@ use crate::taker::{Second, Taker, TakerArgs};
 
 /// How long an event may take that is due at once: far more than it takes on an idle machine, and
 /// far less than a trial may take.
+///
+/// A case about a place that is left behind, or about an alarm, needs the [long
+/// ttl](Fixture::long_ttl): else the end of the lease, or a renewal and its audit after a third of
+/// the ttl, brings about what the case waits for.
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// The longest sleep of one `wait`; clients re-check at least this often too.
@@ -182,6 +186,13 @@ impl Fixture {
     /// A second, independent client.
     pub(crate) async fn other_client(&self) -> Client {
         self.client_of(self.url()).await.unwrap()
+    }
+
+    /// Another client, whose default ttl is the long one: nothing that it leaves behind goes by
+    /// itself within [`SOON`].
+    pub(crate) async fn lasting_client(&self) -> Client {
+        let ttl = format!("{}ms", self.long_ttl().as_millis());
+        self.client_with("ttl", &ttl).await.unwrap()
     }
 
     /// A client of another URL on the same engine.

@@ -95,24 +95,28 @@ async fn hold_survives_a_dead_connection(fx: Fixture) {
     let (proxies, client) = fx.proxied_client().await;
     let ttl = fx.fit(Duration::from_secs(3));
     let hold = client.mutex("dead").ttl(ttl).lock().await.unwrap();
+    let lasting = client.mutex("lasting").ttl(fx.long_ttl());
+    let lasting = lasting.lock().await.unwrap();
     for _ in 0..2 {
         proxies.silence();
         fx.keeps(&hold, ttl * 3 / 2).await;
     }
     // The connection of this runtime may still be dead; the keeper has a live one.
-    drop(hold);
-    fx.line("dead").until_empty().await;
+    drop((hold, lasting));
+    fx.line("lasting").until_empty().await;
 }
 
 async fn a_blocked_runtime_costs_no_lease(fx: Fixture) {
     // Long enough for a machine that stalls meanwhile.
     let ttl = fx.fit(Duration::from_secs(3));
     let hold = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
-    // Simulates user code that blocks: every thread of this runtime is busy.
+    // Simulates user code that blocks: every thread of this runtime is busy. There are more tasks
+    // than threads, and all end at the same time, whenever they begin.
     let workers = tokio::runtime::Handle::current().metrics().num_workers();
-    let blocked = (0..workers).map(|_| tokio::spawn(async move { std::thread::sleep(ttl * 2) }));
-    let blocked: Vec<_> = blocked.collect();
-    std::thread::sleep(ttl * 2);
+    let end = BootTime::now() + ttl * 2;
+    let block = || tokio::spawn(async move { std::thread::sleep(end.remaining()) });
+    let blocked: Vec<_> = (0..workers * 2).map(|_| block()).collect();
+    std::thread::sleep(end.remaining());
     assert!(hold.is_valid(), "lost with its runtime");
     for task in blocked {
         task.await.unwrap();
@@ -261,7 +265,8 @@ async fn close_waits_for_background_releases(fx: Fixture) {
 }
 
 async fn a_hold_dropped_without_a_runtime_is_released(fx: Fixture) {
-    let hold = fx.mutex("dropped").lock().await.unwrap();
+    let mutex = fx.mutex("dropped").ttl(fx.long_ttl());
+    let hold = mutex.lock().await.unwrap();
     std::thread::spawn(move || drop(hold)).join().unwrap();
     fx.line("dropped").until_empty().await;
 }
@@ -282,7 +287,7 @@ async fn a_lost_answer_is_one_grant(fx: Fixture) {
 async fn no_wait_says_that_it_may_be_applied(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_enters(Enters::ReplyLost);
-    let line = client.line("lost", Whole);
+    let line = client.line("lost", Whole).ttl(fx.long_ttl());
     let answer = soon("an answer", line.acquire(Patience::NoWait)).await;
     let error = fails(answer, ErrorKind::Unreachable);
     assert_eq!(error.outcome(), Outcome::MaybeApplied, "{error}");
@@ -294,7 +299,7 @@ async fn a_future_dropped_before_the_answer_leaves_nothing(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_enters(Enters::Hang);
     for round in 1..=3 {
-        let mutex = client.mutex("hanging");
+        let mutex = client.mutex("hanging").ttl(fx.long_ttl());
         let lock = tokio::spawn(async move { mutex.lock().await });
         soon("the enter", spy.applied(round)).await;
         lock.abort();

@@ -194,7 +194,7 @@ async fn release_frees(fx: Fixture, over: Over) {
 
 async fn drop_frees(fx: Fixture, over: Over) {
     let _bystanders = over.prepare(&fx).await;
-    let client = fx.client();
+    let client = fx.lasting_client().await;
     drop(over.lock(&client).await.unwrap());
     soon("the background release", client.flush()).await;
     // A majority that votes without a line may split once more on a busy machine.
@@ -276,7 +276,7 @@ async fn lock_in_time_is_held(fx: Fixture, over: Over) {
 
 async fn a_dropped_future_leaves_no_claim(fx: Fixture, over: Over) {
     let _bystanders = over.prepare(&fx).await;
-    let other = fx.other_client().await;
+    let other = fx.lasting_client().await;
     let hold = over.lock(&fx.client()).await.unwrap();
     // Dropped before its first poll, at its first await, and at later ones.
     drop(over.lock(&other));
@@ -334,7 +334,7 @@ async fn tokens_rise_from_grant_to_grant(fx: Fixture, over: Over) {
 
 async fn a_dropped_waiter_is_skipped(fx: Fixture, over: Over) {
     let hold = over.lock(&fx.client()).await.unwrap();
-    let (first, second) = (fx.other_client().await, fx.other_client().await);
+    let (first, second) = (fx.lasting_client().await, fx.other_client().await);
     let dropped = fx.queued(NAME, 1, async move { over.lock(&first).await });
     let dropped = dropped.await;
     let next = fx.queued(NAME, 2, async move { over.lock(&second).await });

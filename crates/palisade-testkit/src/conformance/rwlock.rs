@@ -99,7 +99,8 @@ async fn readers_do_not_overtake_a_waiting_writer(fx: Fixture) {
 }
 
 async fn a_writer_that_gives_up_lets_readers_in(fx: Fixture) {
-    let (lock, other) = pair(&fx).await;
+    let lock = fx.client().rwlock("shared");
+    let other = fx.lasting_client().await.rwlock("shared");
     let _reader = lock.read().await.unwrap();
     let writer = fx.queued("shared", 1, async move { other.write().await });
     let writer = writer.await;

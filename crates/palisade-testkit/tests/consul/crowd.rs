@@ -9,7 +9,7 @@ use palisade::Patience;
 use palisade::engine::Ask;
 use palisade_testkit::lab::launch::Running;
 
-use crate::util::{connected, holder, keys, soon, until};
+use crate::util::{connected, holder, keys, lasting, soon, until};
 
 /// Whether a writer keeps the gate of `name` closed.
 fn is_closed(running: &Running, name: &str) -> bool {
@@ -56,7 +56,7 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_gives_up_opens_the_gate() {
     let running = need!("consul");
-    let (readers, writers) = (connected(&running).await, connected(&running).await);
+    let (readers, writers) = (connected(&running).await, lasting(running.url()).await);
     let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
     // The writer runs out of patience, is dropped, or ends with its client.

@@ -10,7 +10,7 @@ use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
 use palisade_testkit::lab::trial::{cycle, survives_dead_connections, uuid};
 
-use crate::util::{connected, consul, destroy, fails, get, holder, keys, soon, until};
+use crate::util::{connected, consul, destroy, fails, get, holder, keys, lasting, soon, until};
 
 fn behind(running: &Running) -> (Proxy, String) {
     let target = SocketAddr::from(([127, 0, 0, 1], running.nodes()[0].port()));
@@ -27,7 +27,8 @@ fn sessions(running: &Running) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_share_a_session_but_not_on_one_name() {
     let running = need!("consul");
-    let client = connected(&running).await;
+    // No session ends by itself within the test.
+    let client = lasting(running.url()).await;
     let mut holds = Vec::new();
     for name in ["a", "b", "c", "d"] {
         holds.push(client.mutex(name).lock().await.unwrap());
@@ -212,7 +213,8 @@ async fn a_lock_delay_is_waited_for_without_a_busy_loop() {
 async fn a_lost_reply_is_one_grant() {
     let running = need!("consul");
     let (proxy, url) = behind(&running);
-    let client = palisade::connect(&url).await.unwrap();
+    // No audit, which would remove the orphan too, happens within the test.
+    let client = lasting(&url).await;
     cycle(&client.mutex("warm")).await;
     // The request arrives, but its answer is lost.
     let rule = to_engine().label_contains("/v1/txn").once().cut_after();

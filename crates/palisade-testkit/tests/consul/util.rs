@@ -2,12 +2,18 @@
 
 use std::process::{Command, Stdio};
 
+use palisade::Client;
 use palisade_testkit::lab::launch::{Running, table, wire};
 use palisade_testkit::lab::trial::Tool;
 pub(crate) use palisade_testkit::lab::trial::{
     beside_others, connected, fails, soon, started, until,
 };
 use serde_json::Value;
+
+/// A client whose sessions, and the times between its audits, are longer than any test waits.
+pub(crate) async fn lasting(url: &str) -> Client {
+    palisade::connect(&format!("{url}?ttl=120s")).await.unwrap()
+}
 
 /// Reads from Consul's HTTP API.
 pub(crate) fn get(running: &Running, path: &str) -> Value {

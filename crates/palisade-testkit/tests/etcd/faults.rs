@@ -243,7 +243,8 @@ async fn a_restored_cluster_ends_holds() {
         let running = need!("etcd");
         let client = palisade::connect(running.url()).await.unwrap();
         let mutex = client.mutex("kept");
-        let mutex = mutex.ttl(Duration::from_secs(20));
+        // A renewal is due within the limit, and the deadline long after it.
+        let mutex = mutex.ttl(Duration::from_secs(40));
         let hold = mutex.lock().await.unwrap();
         let file = running.folder().join("snapshot").display().to_string();
         if run_ctl(&running, &["snapshot", "save", &file]).is_none() {
@@ -280,6 +281,8 @@ async fn a_restored_cluster_ends_holds() {
             !hold.is_valid()
         })
         .await;
+        let loss = hold.lost().await;
+        assert_eq!(loss.reason, LossReason::Taken, "{loss}");
         if let Some(error) = told.take() {
             assert!(error.to_string().contains("era="), "{error}");
         }

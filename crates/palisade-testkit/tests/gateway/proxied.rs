@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::process::Process;
 use crate::support::*;
 
-const TTL: Duration = Duration::from_secs(20);
+/// Far above [`LIMIT`], so that no orphan ends by itself.
+const TTL: Duration = Duration::from_secs(300);
 /// When a client retries.
 const PATIENCE: Duration = Duration::from_millis(700);
 

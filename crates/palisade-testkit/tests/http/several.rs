@@ -30,8 +30,8 @@ async fn two_gateways_exclude_each_other() {
     let house = House::new();
     let (one, two, _) = pair(&house);
     let client = async |gateway: &Gateway| {
-        // Longer than the test waits for a lock that was left behind.
-        let url = format!("http://{}?ttl=60s", gateway.node().address());
+        // A renewal, which would tell of the eviction too, is due after a third of it.
+        let url = format!("http://{}?ttl=120s", gateway.node().address());
         palisade::connect(&url).await.unwrap()
     };
     let (first, second) = (client(&one).await, client(&two).await);

@@ -193,12 +193,17 @@ async fn a_crowd_of_one_process_asks_little() {
     let asked = server.requests("GET") - before;
     // Alone, each would read once a second.
     assert!(asked < 60, "{asked} reads by 50 waiters in 2 s");
+    let mut late = 0;
     for waiter in waiters {
         match waiter.await.unwrap() {
             Ok(held) => assert!(held.is_none()),
             // On a busy machine the last read may come too late.
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                late += 1;
+            }
         }
     }
+    assert!(late < 25, "{late} of 50 waiters have no answer");
     hold.release().await.unwrap();
 }

@@ -57,7 +57,8 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_that_goes_leaves_nothing() {
     let server = need!(server());
-    let client = connect(server.url()).await;
+    // No lease ends within the test.
+    let client = connect(&format!("{}?ttl=120s", server.url())).await;
     let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
     let mut crowd = JoinSet::new();

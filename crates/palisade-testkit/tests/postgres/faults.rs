@@ -6,7 +6,9 @@ use palisade::{BootTime, LossReason};
 use palisade_testkit::lab::proxy::{Protocol, Proxy, to_client};
 use palisade_testkit::lab::trial::until;
 
-use super::{Psql, SOON, advisory, connect, server, server_with, soon, sql, waits_for_a_lock};
+use super::{
+    LET_GO, Psql, SOON, advisory, connect, server, server_with, soon, sql, waits_for_a_lock,
+};
 
 const OURS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
     WHERE application_name LIKE 'palisade%' AND pid <> pg_backend_pid()";
@@ -143,7 +145,10 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
 #[tokio::test]
 async fn dropped_futures_leave_no_claim() {
     let server = need!(server());
-    for url in [server.url().to_owned(), advisory(&server)] {
+    // Within the limit no lease ends: a session lock has a ttl of 12 s at the most.
+    let table = (format!("{}?ttl=120s", server.url()), SOON);
+    let sessions = (format!("{}?ttl=12s", advisory(&server)), LET_GO);
+    for (url, limit) in [table, sessions] {
         let client = connect(&url).await;
         let lock = client.mutex("dropped");
         for round in 0..200_u64 {
@@ -154,7 +159,7 @@ async fn dropped_futures_leave_no_claim() {
         }
         client.flush().await;
         let other = connect(&url).await;
-        let hold = other.mutex("dropped").lock_timeout(SOON).await.unwrap();
+        let hold = other.mutex("dropped").lock_timeout(limit).await.unwrap();
         assert!(
             hold.is_some(),
             "{}: a claim was left behind",

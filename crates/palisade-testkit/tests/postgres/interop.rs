@@ -3,11 +3,13 @@
 
 use palisade::engine::Ask;
 use palisade::report::Scope;
-use palisade::{ErrorKind, Name, Patience};
+use palisade::{BootTime, ErrorKind, Name, Patience};
 use sqlx::postgres::PgAdvisoryLock;
 use sqlx::{Connection, Either, PgConnection};
 
-use super::{Psql, SOON, advisory, connect, server, soon, sql, throughout, waits_for_a_lock};
+use super::{
+    LET_GO, Psql, SOON, advisory, connect, server, soon, sql, throughout, waits_for_a_lock,
+};
 
 /// A lock of sqlx and one of palisade by the same name, with its defaults: `key=sqlx`.
 #[tokio::test]
@@ -29,14 +31,22 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
             "sqlx locks beside palisade"
         );
         // Our release wakes its waiter.
-        let (guard, ()) = tokio::join!(
-            async { tokio::time::timeout(SOON, sqlx.acquire(&mut theirs)).await },
+        let (guard, asked) = tokio::join!(
+            async {
+                let guard = soon(sqlx.acquire(&mut theirs)).await;
+                (guard, BootTime::now())
+            },
             async {
                 waits_for_a_lock(&server).await;
+                let asked = BootTime::now();
                 hold.release().await.unwrap();
+                asked
             }
         );
-        let guard = guard.unwrap().unwrap();
+        let (guard, woken) = guard;
+        let took = woken.saturating_since(asked);
+        assert!(took < LET_GO, "it waited {took:?} for our release");
+        let guard = guard.unwrap();
         assert!(
             ours.try_lock().await.unwrap().is_none(),
             "palisade locks beside sqlx"

@@ -47,6 +47,10 @@ async fn refusal(url: &str) -> palisade::Error {
     }
 }
 
+/// How soon a session lock is let go of: far below its ttl of 12 s, after which the server ends the
+/// session.
+const LET_GO: Duration = Duration::from_secs(5);
+
 async fn soon<T>(what: impl Future<Output = T>) -> T {
     let done = tokio::time::timeout(SOON, what).await;
     done.expect("it takes too long")

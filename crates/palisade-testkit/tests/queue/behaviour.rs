@@ -249,7 +249,7 @@ async fn a_wait_ends_when_patience_does(fx: Fixture) {
 
 async fn a_dropped_wait_leaves_nothing_claimed(fx: Fixture) {
     // Longer than a busy machine needs to return them.
-    let queue = fx.queue().await.ttl(LONG / 2).retries(quick(1000));
+    let queue = fx.queue().await.ttl(LONG).retries(quick(1000));
     for number in 0..20 {
         queue.push(format!("{number}")).await.unwrap();
     }

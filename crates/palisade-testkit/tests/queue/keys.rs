@@ -191,7 +191,7 @@ async fn a_key_can_begin_again(fx: Fixture) {
 async fn many_keys_keep_their_orders(fx: Fixture) {
     const KEYS: usize = 6;
     const EACH: usize = 25;
-    let queue = fx.queue().await.ttl(LONG * 10).retries(Retries {
+    let queue = fx.queue().await.ttl(LONG).retries(Retries {
         attempts: 100,
         min: Duration::ZERO,
         max: Duration::from_millis(1),

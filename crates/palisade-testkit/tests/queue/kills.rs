@@ -16,7 +16,7 @@ use palisade::queue::{Draft, Queue};
 use palisade_testkit::lab::consumer::Effect;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Fixture, LONG, cases, is_full, running, soon, until};
+use crate::{Fixture, LONG, SOON, cases, is_full, running, soon, until};
 
 cases! {
     killed_consumers_lose_nothing_and_one_step_happens_once,
@@ -190,7 +190,7 @@ async fn under_kills(fx: &Fixture, effect: Effect) -> BTreeMap<String, usize> {
     let start = || Consumer::start(fx, &queue, effect, &target, millis);
     let mut consumers: Vec<Consumer> = (0..CONSUMERS).map(|_| start()).collect();
     let mut kills = 0;
-    let longest = if is_full() { LONG * 60 } else { LONG * 3 };
+    let longest = if is_full() { LONG * 6 } else { SOON };
     let end = BootTime::now() + longest;
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -274,7 +274,7 @@ async fn until_empty(queue: &Queue, mut each_time: impl AsyncFnMut()) {
             each_time().await;
         }
     };
-    let longest = if is_full() { LONG * 20 } else { LONG * 3 };
+    let longest = if is_full() { LONG * 2 } else { SOON };
     let done = tokio::time::timeout(longest, work).await;
     done.unwrap_or_else(|_| panic!("not empty within {longest:?}"));
 }

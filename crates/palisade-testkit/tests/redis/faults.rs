@@ -84,8 +84,9 @@ async fn a_leave_asked_again_leaves_the_next_holder_alone() {
     let server = need!(Server::start());
     let client = server.client("timeout=200ms").await;
     let other = server.direct_client("").await;
-    let held = mutex(&client, "left", MS(30_000)).lock().await.unwrap();
-    let next = mutex(&other, "left", MS(30_000));
+    // The next one is granted by the leave, long before a lease ends.
+    let held = mutex(&client, "left", MS(120_000)).lock().await.unwrap();
+    let next = mutex(&other, "left", MS(120_000));
     let waiter = tokio::spawn(async move { next.lock().await });
     let judge = server.direct_client("").await;
     until_one_waits(&judge, "left").await;
@@ -144,6 +145,7 @@ async fn without_messages_the_lock_is_handed_over_within_a_second() {
         .proxy
         .inject(to_client().push().label("message").eat());
     let mut hold = mutex(&one, "passed", MS(30_000)).lock().await.unwrap();
+    let mut times = Vec::new();
     for round in 0..6 {
         let next = mutex(
             if round % 2 == 0 { &two } else { &one },
@@ -156,11 +158,12 @@ async fn without_messages_the_lock_is_handed_over_within_a_second() {
         let left = Instant::now();
         hold.release().await.unwrap();
         let (next, at) = soon("the grant", waiter).await.unwrap();
-        let took = at - left;
-        // Two more allow for a busy machine; the ttl is 30 s.
-        assert!(took <= Duration::from_secs(3), "handed over after {took:?}");
+        times.push(at - left);
         hold = next;
     }
+    // Most of them, because a busy machine may delay some.
+    times.sort_unstable();
+    assert!(times[3] <= MS(1000), "handed over after {times:?}");
     assert!(lost.hits() >= 6, "{} messages were lost", lost.hits());
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use palisade::engine::{Lease, Renewal};
 use palisade::fence::{Fence, MemoryFence, Verdict};
 use palisade::report::Scope;
-use palisade::{Client, ErrorKind, Hold, Name};
+use palisade::{Client, ErrorKind, Hold, LossReason, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::trial::{certificates, started};
 
@@ -49,11 +49,12 @@ async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
     // The replica receives nothing more, and keeps its data.
     let nowhere = launch::free_port().to_string();
     assert_eq!(ask(&set, 1, &["REPLICAOF", "127.0.0.1", &nowhere]), "OK");
-    let mutex = client.mutex("job").ttl(Duration::from_secs(20));
+    let mutex = client.mutex("job").ttl(Duration::from_secs(30));
     let hold = mutex.lock().await.unwrap();
     set.nodes()[0].kill().unwrap();
-    // Long before its deadline.
-    in_time("the loss", hold.lost()).await;
+    // A renewal learns it from the new master, long before the deadline.
+    let loss = in_time("the loss", hold.lost()).await;
+    assert_eq!(loss.reason, LossReason::Taken, "{loss}");
     assert!(!hold.is_valid());
     let next = in_time("the next grant", mutex.lock()).await.unwrap();
     assert_eq!(ask(&set, 1, &["GET", "job"]), next.claim().to_string());
@@ -100,10 +101,11 @@ async fn a_lock_that_a_failover_of_a_cluster_loses_is_told() {
         link().contains("master_link_status:down")
     })
     .await;
-    let mutex = client.mutex(name.as_str()).ttl(Duration::from_secs(20));
+    let mutex = client.mutex(name.as_str()).ttl(Duration::from_secs(30));
     let hold = mutex.lock().await.unwrap();
     cluster.nodes()[0].kill().unwrap();
-    in_time("the loss", hold.lost()).await;
+    let loss = in_time("the loss", hold.lost()).await;
+    assert_eq!(loss.reason, LossReason::Taken, "{loss}");
     assert!(!hold.is_valid());
     let next = in_time("the next grant", async {
         loop {

@@ -12,6 +12,9 @@ use super::support::{FRESH, Five, soon, until};
 /// How much longer than the bound a busy machine may take.
 const BUSY: Duration = Duration::from_secs(1);
 
+/// The longest ttl: far above the time in which votes must be withdrawn, so that none expires.
+const LONG: Duration = Duration::from_secs(60);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_of_five_may_stop_and_three_are_refused_in_time() {
     let Some(five) = Five::start() else { return };
@@ -57,7 +60,7 @@ async fn a_slow_server_does_not_slow_the_grant() {
     let mut times = Vec::new();
     for _ in 0..5 {
         let start = Instant::now();
-        let hold = client.mutex("job").lock().await.unwrap();
+        let hold = client.mutex("job").ttl(LONG).lock().await.unwrap();
         hold.release().await.unwrap();
         times.push(start.elapsed());
     }
@@ -76,7 +79,8 @@ async fn a_try_that_fails_leaves_nothing_behind() {
     assert!(client.mutex("job").try_lock().await.unwrap().is_none());
     assert_eq!(five.having("job"), [0, 2, 4], "only the other tool's");
     five.free("job", &[0]);
-    let hold = client.mutex("job").try_lock().await.unwrap().unwrap();
+    let mutex = client.mutex("job").ttl(LONG);
+    let hold = mutex.try_lock().await.unwrap().unwrap();
     assert_eq!(five.having("job").len(), 5);
     hold.release().await.unwrap();
     until("the votes' end", async || five.having("job") == [2, 4]).await;
@@ -85,11 +89,9 @@ async fn a_try_that_fails_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn contenders_who_split_the_votes_leave_no_keys() {
     let Some(five) = Five::start() else { return };
-    let ttl = Duration::from_secs(30);
-    let crew = Crew::start(&five.url(FRESH), 8, ttl, Duration::from_secs(20)).await;
+    let crew = Crew::start(&five.url(FRESH), 8, LONG, Duration::from_secs(20)).await;
     crew.grants(100).await;
     crew.end().await;
-    // Long before the ttl.
     let keys = |node| five.ask(node, &["KEYS", "*"]);
     until("no votes left", async || {
         let keys: Vec<String> = (0..5).map(keys).collect();
@@ -104,7 +106,7 @@ async fn a_dropped_try_leaves_nothing_behind() {
     let Some(five) = Five::start() else { return };
     let client = five.proxied(FRESH).await;
     for round in 0..40u64 {
-        let mutex = client.mutex("job");
+        let mutex = client.mutex("job").ttl(LONG);
         let limit = Duration::from_micros(round * 40);
         let _ = tokio::time::timeout(limit, mutex.lock()).await;
     }

@@ -152,7 +152,8 @@ async fn a_create_without_a_reply_is_one_place_or_none() {
             0 => rule.cut_before(),
             _ => rule.reset(),
         });
-        let mutex = client.mutex("cut").ttl(Duration::from_secs(20));
+        // No session ends within the test.
+        let mutex = client.mutex("cut").ttl(Duration::from_secs(75));
         if round % 3 == 2 {
             // Without patience there is no retry, and the place must not be left behind.
             let error = soon("an answer", mutex.try_lock()).await.unwrap_err();
@@ -178,7 +179,8 @@ async fn a_create_without_a_reply_is_one_place_or_none() {
 async fn the_line_is_removed_while_clients_wait() {
     let running = need!("zookeeper");
     let client = connected(&running).await;
-    let mutex = client.mutex("removed").ttl(Duration::from_secs(20));
+    // Its watch tells; a renewal is due after a third of the ttl.
+    let mutex = client.mutex("removed").ttl(Duration::from_secs(75));
     let hold = mutex.lock().await.unwrap();
     let mut waiters = Vec::new();
     for _ in 0..5 {

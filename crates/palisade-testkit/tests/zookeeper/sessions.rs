@@ -77,7 +77,9 @@ async fn whoever_is_removed_by_hand_is_told() {
 async fn a_revocation_of_curators_is_an_eviction() {
     let running = need!("zookeeper");
     let client = connected(&running).await;
-    let hold = client.mutex("revoked").lock().await.unwrap();
+    // Its watch tells; a renewal is due after a third of the ttl.
+    let mutex = client.mutex("revoked").ttl(Duration::from_secs(75));
+    let hold = mutex.lock().await.unwrap();
     let node = hold.zookeeper_check().unwrap().path;
     let mut raw = Raw::connect(running.nodes()[0].port());
     raw.set(&node, b"__REVOKE__").unwrap();

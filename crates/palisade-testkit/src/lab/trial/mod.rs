@@ -24,8 +24,11 @@ pub use tool::{Servant, Tool, python, run};
 use super::launch::{self, Running};
 use super::proxy::Proxy;
 
-/// Far more than anything takes that is due at once, even on a busy machine. Less than the default
-/// ttl of 30 s, after which a place that was left behind is gone.
+/// Far more than anything takes that is due at once, even on a busy machine.
+///
+/// A test about a place that is left behind needs a ttl far above it (120 s, say): else the end of
+/// the lease removes the place. Where leases are shared, and in a test of an alarm, a third of the
+/// ttl must be above it, because a renewal, which comes then, finds out too.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// Waits for `future`.

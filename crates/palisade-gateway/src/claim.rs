@@ -408,7 +408,7 @@ impl Task {
                 Order::Release(answer) => {
                     self.claim.close();
                     let left = hold.release().await;
-                    let over = released(left.clone());
+                    let over = self.released(&left);
                     let _ = answer.send(left);
                     return over;
                 }
@@ -418,6 +418,19 @@ impl Task {
                     let _ = answer.send(amended);
                 }
             }
+        }
+    }
+
+    /// The state of a hold after its release, which may find that it was lost before.
+    fn released(&self, left: &Result<(), Error>) -> Stage {
+        match left {
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                let lost = || Stage::Lost(error.message().to_owned());
+                self.claim.loss().unwrap_or_else(lost)
+            }
+            // If the engine did not answer, the release continues in the background, at most for
+            // the ttl.
+            _ => Stage::Released,
         }
     }
 
@@ -468,16 +481,6 @@ async fn left(entry: Box<Entry>, Interrupted(stage, answer): Interrupted) -> Acq
 /// The state of a claim whose term is over.
 fn not_kept() -> Stage {
     Stage::Lost("its client did not keep it alive in time".into())
-}
-
-/// The state of a hold after its release.
-fn released(released: Result<(), Error>) -> Stage {
-    match released {
-        Err(error) if error.kind() == ErrorKind::Lost => Stage::Lost(error.message().to_owned()),
-        // If the engine did not answer, the release continues in the background, at most for the
-        // ttl.
-        _ => Stage::Released,
-    }
 }
 
 /// The pause between two attempts at an engine that can't be reached or has no queue: a few round

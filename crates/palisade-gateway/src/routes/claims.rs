@@ -329,11 +329,11 @@ impl Routes {
             Known::Live(claim) => {
                 let (answer, answered) = oneshot::channel();
                 claim.order(Order::Release(answer));
-                // A dropped answer means that it was over before.
-                if let Ok(released) = answered.await {
-                    released?;
+                match answered.await {
+                    Ok(Err(error)) if error.kind() != ErrorKind::Lost => return Err(error.into()),
+                    // Released or lost; a dropped answer means that it was over before.
+                    _ => claim.over().await,
                 }
-                claim.over().await
             }
         };
         match over {

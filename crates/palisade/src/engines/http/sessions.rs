@@ -186,8 +186,8 @@ impl Sessions {
     /// in the one that was `opened` for it or in another of its ttl.
     ///
     /// A claim in doubt stays in its session, where a retry finds it. It moves only if that gateway
-    /// is down and it `has_others`. What it may have left behind expires after its ttl, and nobody
-    /// relies on it.
+    /// is down and the client `has_others`. What it may have left behind expires after its ttl, and
+    /// nobody relies on it.
     pub(super) fn enter(
         &self,
         claim: &Claim,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::{Cmd, Pipeline, RedisResult};
+use redis::{Cmd, Pipeline, RedisError, RedisResult};
 
 use super::client::{Client, Script, Servers, addressed, unexpected_reply};
 use super::connection::Connection;
@@ -153,11 +153,7 @@ impl Client {
             pipeline.arg(ticket.claim.to_string()).arg(ticket.sequence);
         }
         let mut answered = pipeline.query_async::<Answers>(&mut connection).await;
-        let forgotten = |answers: &Answers| {
-            let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
-            failed.any(is_no_script)
-        };
-        if answered.as_ref().is_ok_and(forgotten) {
+        if any_failed(&answered, is_no_script) {
             let mut load = redis::cmd("SCRIPT");
             load.arg("LOAD").arg(Script::Renew.source());
             let loaded: RedisResult<String> = load.query_async(&mut connection).await;
@@ -166,16 +162,20 @@ impl Client {
             // harmless.
             answered = pipeline.query_async(&mut connection).await;
         }
-        let lost_one = |answers: &Answers| {
-            let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
-            failed.any(is_broken)
-        };
-        if answered.as_ref().is_ok_and(lost_one) {
+        if any_failed(&answered, is_broken) {
             self.servers.broken(link).await;
         }
         let answered = self.judged("renew", link, Ok(answered)).await?;
         answered.map_err(|error| fault("renew", &error))
     }
+}
+
+/// Whether the server has answered, and one of its answers is such an error.
+fn any_failed(answered: &RedisResult<Answers>, is_such: impl Fn(&RedisError) -> bool) -> bool {
+    let answers = answered.iter().flatten();
+    answers
+        .filter_map(|answer| answer.as_ref().err())
+        .any(is_such)
 }
 
 /// Translates the script's reply for one lease.

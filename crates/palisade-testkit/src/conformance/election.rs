@@ -103,14 +103,14 @@ async fn nobody_leads_at_first(fx: Fixture) {
 }
 
 async fn the_leader_is_seen_by_all(fx: Fixture) {
-    let (election, other) = pair(&fx).await;
+    let (client, other) = (fx.client(), fx.other_client().await);
     let stands_for = "10.0.0.7:8080 ünïcode";
-    let leads = election.campaign(stands_for).await.unwrap();
-    let leader = leader(&other).await;
+    let leads = client.election("chair").campaign(stands_for).await.unwrap();
+    let leader = leader(&other.election("chair")).await;
     assert_eq!(leader.value.as_deref(), Some(stands_for));
     assert_eq!(leader.token, leads.hold().token());
     let owner = leader.owner.expect("an owner");
-    assert_eq!(owner.owner, fx.client().owner());
+    assert_eq!(owner.owner, client.owner());
     assert_eq!(owner.pid, std::process::id());
 }
 

@@ -31,9 +31,9 @@ use crate::taker::{Second, Taker, TakerArgs};
 /// How long an event may take that is due at once: far more than it takes on an idle machine, and
 /// far less than a trial may take.
 ///
-/// A case about a place that is left behind, or about an alarm, needs the [long
-/// ttl](Fixture::long_ttl): else the end of the lease, or a renewal and its audit after a third of
-/// the ttl, brings about what the case waits for.
+/// A case about a place that is left behind, or about an alarm, needs the long ttl (`long_ttl` of
+/// its fixture): else the end of the lease, or a renewal and its audit after a third of the ttl,
+/// brings about what the case waits for.
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// The longest sleep of one `wait`; clients re-check at least this often too.

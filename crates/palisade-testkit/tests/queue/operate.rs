@@ -85,7 +85,7 @@ async fn messages_are_listed_and_read(fx: Fixture) {
     assert_eq!((report.state, &*body), (Blocked, &b"two"[..]));
     let (report, body) = queue.read("first").await.unwrap().unwrap();
     assert_eq!((report.id, &*body), ("first".to_owned(), &b"one"[..]));
-    for absent in ["nobody", "@1", "@x", ""] {
+    for absent in ["nobody", "@0", "@999999999", "@x", ""] {
         assert!(queue.read(absent).await.unwrap().is_none(), "{absent}");
     }
     claimed.done().await.unwrap();

@@ -18,6 +18,7 @@ cases! {
     a_transaction_of_a_lost_message_fails,
     nobody_else_has_the_message_while_its_transaction_is_open,
     a_push_is_there_when_its_transaction_commits,
+    the_first_push_of_all_may_be_in_a_transaction,
     a_push_and_the_end_of_its_key_go_one_after_the_other,
     keys_need_read_committed,
     an_open_transaction_holds_up_nobody_else,
@@ -133,6 +134,17 @@ async fn a_push_is_there_when_its_transaction_commits(fx: Fixture) {
 
 /// Neither transaction sees what the other has not committed: without the lock of the key, neither
 /// would make the second message the first.
+async fn the_first_push_of_all_may_be_in_a_transaction(fx: Fixture) {
+    let url = format!("{}&schema=first_{:08x}", fx.url, rand::random::<u32>());
+    let queue = palisade::connect(&*url).await.unwrap().queue("work");
+    let mut client = database().await;
+    let transaction = client.transaction().await.unwrap();
+    transaction.execute("SELECT 1", &[]).await.unwrap();
+    queue.push_in(&transaction, "x").await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(queue.next().await.unwrap().body(), b"x");
+}
+
 async fn a_push_and_the_end_of_its_key_go_one_after_the_other(fx: Fixture) {
     let (queue, mut client, other) = (fx.queue().await, database().await, database().await);
     queue.push(Draft::new("1").key("k")).await.unwrap();

@@ -32,6 +32,8 @@ type Sessions = PerRuntime<Arc<Session>>;
 pub(super) struct Client {
     pub(super) server: Server,
     pub(super) schema: Schema,
+    /// Initialised once the schema is known to exist.
+    is_there: Arc<OnceCell<()>>,
     pub(super) namespace: String,
     /// The value of `Ticket::native`, for [`super::guard`].
     pub(super) native: Arc<str>,
@@ -96,13 +98,14 @@ impl Client {
             Arc::new(PushHub::new()),
             Arc::new(Mutex::new(config.between)),
         );
+        let is_there = Arc::default();
         let blanks = Blanks::new(config.schema.quoted(), settings.timeout);
         let connector = Connector {
             server: config.server.clone(),
             blanks: Arc::new(blanks),
             hub: Arc::clone(&hub),
             between: Arc::clone(&between),
-            schema: Some((config.schema.clone(), Arc::default())),
+            schema: Some((config.schema.clone(), Arc::clone(&is_there))),
         };
         let listeners = config.listen.map(|server| Connector {
             server,
@@ -114,6 +117,7 @@ impl Client {
             server: config.server,
             native: guard::native(&config.schema, &settings.namespace).into(),
             schema: config.schema,
+            is_there,
             namespace: settings.namespace.clone(),
             timeout: settings.timeout,
             hub,
@@ -142,6 +146,14 @@ impl Client {
     /// This runtime's connection; one that has ended is replaced.
     pub(super) async fn session(&self) -> Result<Link<Arc<Session>>> {
         living(&self.sessions).await
+    }
+
+    /// Creates the schema if nobody has, for a statement that somebody else's connection will send.
+    pub(super) async fn ensure_schema(&self) -> Result<()> {
+        if !self.is_there.initialized() {
+            self.session().await?;
+        }
+        Ok(())
     }
 
     /// Runs a verb.

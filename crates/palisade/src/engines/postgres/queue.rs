@@ -559,6 +559,7 @@ impl PostgresQueue for Queue {
         };
         let drafts = [draft.into()];
         drafts[0].check()?;
+        store.client.ensure_schema().await?;
         let columns = Columns::of(&store.client, self.name(), &drafts);
         let values = columns.parameters();
         let types = [

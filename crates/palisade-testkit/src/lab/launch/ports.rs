@@ -1,46 +1,58 @@
 //! Free ports on loopback.
 //!
-//! They are below the range that the kernel uses for outgoing connections, so that a killed server
-//! finds its port still free when it restarts. Two processes may still choose the same port; the
-//! start is then repeated with others.
+//! They are below the range that the kernel uses for outgoing connections, and reserved among all
+//! processes of tests, so that a killed server finds its port still free when it restarts, and no
+//! cluster meets a member of another one there. If another program takes a port first, the start is
+//! repeated with others.
 
-use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 
 use parking_lot::Mutex;
 
-/// The ports that this process has handed out.
-static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+/// The reservations of this process: sockets in the abstract namespace, one for each port, which
+/// the kernel removes when the process ends.
+static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
 
 /// The lowest port to try: most well-known services are below.
 const LOWEST: u16 = 12_000;
 
-/// A port that nobody listens on and that this process has not handed out before.
+/// A port that nobody listens on and that no process of tests has reserved; it is ours from now on.
 pub(super) fn free() -> Result<u16, String> {
     let end = outgoing_from().unwrap_or(32_768);
-    let mut given = GIVEN.lock();
-    let given = given.get_or_insert_default();
-    let free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
     if end > LOWEST + 1_000 {
         for _ in 0..200 {
             let port = rand::random_range(LOWEST..end);
-            if !given.contains(&port) && free(port).is_ok() {
-                given.insert(port);
+            if reserve(port) && listen(port).is_ok() {
                 return Ok(port);
             }
         }
     }
     for _ in 0..200 {
-        let listener = free(0).map_err(|error| format!("no free port: {error}"))?;
-        let port = listener
-            .local_addr()
-            .map_err(|error| error.to_string())?
+        let port = listen(0)
+            .and_then(|listener| listener.local_addr())
+            .map_err(|error| format!("no free port: {error}"))?
             .port();
-        if given.insert(port) {
+        if reserve(port) {
             return Ok(port);
         }
     }
     Err("no free port".to_owned())
+}
+
+fn listen(port: u16) -> std::io::Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Whether this process is the first to reserve a port.
+fn reserve(port: u16) -> bool {
+    let name = format!("palisade-testkit-port-{port}");
+    let reserved =
+        SocketAddr::from_abstract_name(name).and_then(|name| UnixListener::bind_addr(&name));
+    reserved
+        .map(|reservation| RESERVED.lock().push(reservation))
+        .is_ok()
 }
 
 /// Several free ports.

@@ -536,7 +536,8 @@ impl PostgresMessage for Message {
 /// Extensions for queues of `postgres://`.
 pub trait PostgresQueue {
     /// Pushes in `transaction`, in the queue's own database: the message exists once it commits,
-    /// and never if it does not.
+    /// and never if it does not. The first call on a new database creates the tables before that,
+    /// on the queue's own connection.
     ///
     /// # Errors
     /// As [`Queue::push`]; [`ErrorKind::Unsupported`] for a queue of another engine, and for a

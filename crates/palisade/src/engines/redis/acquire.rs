@@ -10,12 +10,12 @@ use super::keys::LineKeys;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::error::{Error, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::core::wait::look_by;
-use crate::engines::kit::{Link, timed};
+use crate::engines::kit::Link;
 
 /// The key outlives the lease by this many milliseconds: the server counts whole milliseconds, and
 /// the key must not expire before the lease does.
@@ -169,23 +169,6 @@ impl Client {
             self.subscribed(link, link.connection.subscribe_to_grants(&self.hub))
                 .await
         }
-    }
-
-    /// Waits for a subscription, and drops a connection that broke.
-    pub(super) async fn subscribed(
-        &self,
-        link: &Link<Connection>,
-        subscribing: impl Future<Output = Result<()>>,
-    ) -> Result<()> {
-        let error = match timed("subscribe", self.timeout, subscribing).await {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) | Err(error) => error,
-        };
-        if error.kind() == ErrorKind::Unreachable {
-            self.servers.broken(link).await;
-        }
-        // No claim has been sent yet.
-        Err(error.not_applied())
     }
 
     /// The claim's place; `None` when it is not in the line.

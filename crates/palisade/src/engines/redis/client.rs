@@ -219,6 +219,23 @@ impl Client {
         }
     }
 
+    /// Waits for a subscription, and drops a connection that broke.
+    pub(super) async fn subscribed(
+        &self,
+        link: &Link<Connection>,
+        subscribing: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let error = match timed("subscribe", self.timeout, subscribing).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) | Err(error) => error,
+        };
+        if error.kind() == ErrorKind::Unreachable {
+            self.servers.broken(link).await;
+        }
+        // Nothing but the subscription has been sent yet.
+        Err(error.not_applied())
+    }
+
     /// Sends a request that a server of a Cluster refused with `error` again, as long as its line
     /// is on another server.
     async fn redirected<T: FromRedisValue>(

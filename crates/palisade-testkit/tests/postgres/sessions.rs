@@ -5,34 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::engine::{Ask, Claim, ClaimId, Entered, Lease, Place, Renewal, Ticket};
-use palisade::report::Owner;
-use palisade::{BootTime, Client, ErrorKind, LossReason, Name};
+use palisade::engine::{Ask, Lease, Place, Renewal};
+use palisade::{BootTime, ErrorKind, LossReason};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
+use palisade_testkit::lab::trial::enter;
 
 use super::{Psql, SOON, advisory, connect, fails, server, soon, sql, waits_for_a_lock};
 
+const TTL: Duration = Duration::from_secs(10);
+
 const SESSIONS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade%'";
-
-/// Enters without the keeper.
-async fn enter(client: &Client, name: &str) -> (Ticket, Place) {
-    let claim = Claim {
-        id: ClaimId::random(),
-        name: Name::new(name).unwrap(),
-        ask: Ask::Whole,
-        ttl: Duration::from_secs(10),
-        queue: true,
-        owner: Owner::here(client.owner(), None),
-        value: None,
-        renewed: true,
-        at_least: Duration::ZERO,
-    };
-    match client.engine().enter(Arc::new(claim)).await.unwrap() {
-        Entered::In { ticket, place, .. } => (ticket, place),
-        Entered::Busy => panic!("no place"),
-    }
-}
 
 #[tokio::test]
 async fn connections_have_a_ceiling() {
@@ -137,11 +120,11 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     let server = need!(server());
     let url = format!("{}?timeout=1s&connect_timeout=1s", advisory(&server));
     let client = connect(&url).await;
-    let (_, place) = enter(&client, "x").await;
+    let (_, place) = enter(&client, "x", TTL).await;
     assert!(matches!(place, Place::Held { .. }));
     let mut tickets = Vec::new();
     for _ in 0..WAITERS {
-        tickets.push(enter(&client, "x").await.0);
+        tickets.push(enter(&client, "x", TTL).await.0);
     }
     server.nodes()[0].stop().unwrap();
     let start = BootTime::now();
@@ -170,7 +153,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
         proxy.addr()
     );
     let client = connect(&url).await;
-    let (ticket, _) = enter(&client, "x").await;
+    let (ticket, _) = enter(&client, "x", TTL).await;
     let hold = client.mutex("y").lock().await.unwrap();
     proxy.silence();
     let lease = Lease::in_a_test(&ticket);
@@ -198,7 +181,7 @@ async fn the_key_is_the_number_that_the_server_locks() {
     for options in ["", "?key=hashtext", "?key=raw&namespace="] {
         let client = palisade::connect(&format!("{}{options}", advisory(&server))).await;
         let client = client.unwrap();
-        let (ticket, _) = enter(&client, "4711").await;
+        let (ticket, _) = enter(&client, "4711", TTL).await;
         let key = client.engine().key(&ticket).unwrap();
         let locked = format!(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted \

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::engine::Ask;
-use palisade::{ErrorKind, Patience};
-use palisade_testkit::lab::proxy::both_ways;
-use palisade_testkit::lab::trial::Crew;
+use palisade::engine::{Ask, Lease, Place, Renewal};
+use palisade::{BootTime, ErrorKind, Eviction, Patience};
+use palisade_testkit::lab::proxy::{both_ways, to_client};
+use palisade_testkit::lab::trial::{Crew, enter};
 
 use super::support::{FRESH, Five, soon, until};
 
@@ -201,4 +201,41 @@ async fn a_crowd_of_one_client_takes_turns_for_permits() {
         scripts < 8 * CROWD / 3,
         "{scripts} scripts for {CROWD} permits"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_is_just_trying_is_evicted() {
+    let Some(five) = Five::start() else { return };
+    let client = five.proxied(FRESH).await;
+    let _hold = client.mutex("job").ttl(LONG).lock().await.unwrap();
+    // Its answers are late: it has no vote, and is still trying.
+    let late = Duration::from_millis(50);
+    let _late: Vec<_> = five
+        .proxies
+        .iter()
+        .map(|p| p.inject(to_client().delay(late)))
+        .collect();
+    for eviction in [Eviction::Mark, Eviction::Remove] {
+        let (ticket, place) = enter(&client, "job", LONG).await;
+        assert_eq!(place, Place::Waiting);
+        let before = five.scripts_run(0);
+        let (waits, asked) = (client.clone(), ticket.clone());
+        let end = BootTime::now() + LONG;
+        let waits = tokio::spawn(async move { waits.engine().wait(asked, end).await });
+        until("its try", async || five.scripts_run(0) > before).await;
+        let (name, id) = (ticket.name.clone(), ticket.claim.to_string());
+        let evicted = client.engine().evict(name, id, eviction).await;
+        assert!(evicted.unwrap(), "{eviction:?}: it is there");
+        if eviction == Eviction::Remove {
+            let place = soon("the answer", waits).await.unwrap().unwrap();
+            assert_eq!(place, Place::Gone);
+        } else {
+            let renewed = client
+                .engine()
+                .renew(vec![Lease::in_a_test(&ticket)], LONG)
+                .await;
+            assert!(matches!(renewed[..], [Renewal::Evicted]), "{renewed:?}");
+            client.engine().leave(ticket).await.unwrap();
+        }
+    }
 }

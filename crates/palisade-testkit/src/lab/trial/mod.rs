@@ -10,12 +10,13 @@ mod said;
 mod tool;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use certificates::{certificates, expired};
 pub use crew::{Belief, Crew};
 pub use names::{NASTY, every_nasty_name};
-use palisade::engine::{Ask, Claim, ClaimId};
+use palisade::engine::{Ask, Claim, ClaimId, Entered, Place, Ticket};
 use palisade::report::{Owner, Scope};
 use palisade::{BootTime, Client, Error, ErrorKind, Mutex, Name};
 pub use said::says_no_secret;
@@ -158,6 +159,17 @@ pub fn claim(name: &str, ttl: Duration) -> Claim {
         value: None,
         renewed: true,
         at_least: Duration::ZERO,
+    }
+}
+
+/// Enters with a [`claim`], without the keeper.
+///
+/// # Panics
+/// If it gets no place.
+pub async fn enter(client: &Client, name: &str, ttl: Duration) -> (Ticket, Place) {
+    match client.engine().enter(Arc::new(claim(name, ttl))).await {
+        Ok(Entered::In { ticket, place, .. }) => (ticket, place),
+        other => panic!("no place: {other:?}"),
     }
 }
 

@@ -108,7 +108,14 @@ pub(super) async fn wait(engine: &Arc<Redlock>, ticket: &Ticket, until: BootTime
                 engine.waiting.forget(ticket.claim);
                 return Ok(Place::Gone);
             }
-            Stage::Waiting | Stage::Evicted => {}
+            Stage::Evicted => {
+                // Its next renewal reports that; until then it gets no grant.
+                tokio::select! {
+                    () = waiter.changed.notified() => continue,
+                    () = sync::sleep_until(until) => return Ok(Place::Waiting),
+                }
+            }
+            Stage::Waiting => {}
         }
         engine.waiting.listen(engine, &waiter.line, limit).await;
         if until.has_passed() || waiter.is_due(engine.quorum) {
@@ -155,6 +162,10 @@ async fn sleep(
 async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
     let asked = BootTime::now();
     let mut turn = Arc::clone(&waiter.line.turn).lock_owned().await;
+    if waiter.stage() != Stage::Waiting {
+        // It was evicted while it waited for its turn.
+        return Ok(());
+    }
     if turn.began > asked && turn.is_full {
         // Another claim of this client has tried meanwhile. It either holds the line now, and its
         // release will be notified, or it failed, and this claim would have failed too.

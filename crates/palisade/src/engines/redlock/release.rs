@@ -156,14 +156,19 @@ pub(super) async fn evict(
     let keys = engine.keys.line(name)?;
     let waiter = id.parse::<ClaimId>().ok();
     let waiter = waiter.and_then(|claim| engine.waiting.get(claim));
-    if let Some(waiter) = waiter.filter(|waiter| waiter.claim.name == *name && waiter.is_idle()) {
-        // An idle waiter has nothing on the servers.
-        waiter.set(match eviction {
-            Eviction::Mark => Stage::Evicted,
-            Eviction::Remove => Stage::Gone,
-        });
-        engine.nodes[0].client.hub.alarm(waiter.claim.id);
-        return Ok(true);
+    if let Some(waiter) = waiter.filter(|waiter| waiter.claim.name == *name) {
+        // Its attempt in flight ends first, and none begins meanwhile: during one the servers may
+        // not have it, and its result would replace the stage that is set here.
+        let _turn = waiter.line.turn.lock().await;
+        if waiter.is_idle() {
+            // An idle waiter has nothing on the servers.
+            waiter.set(match eviction {
+                Eviction::Mark => Stage::Evicted,
+                Eviction::Remove => Stage::Gone,
+            });
+            engine.nodes[0].client.hub.alarm(waiter.claim.id);
+            return Ok(true);
+        }
     }
     let (name, id) = (name.clone(), id.to_owned());
     let evict = move |node: Arc<Node>| {

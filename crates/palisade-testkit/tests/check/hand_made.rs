@@ -32,6 +32,31 @@ fn who_is_stopped_or_invalid_or_dead_believes_nothing() {
 }
 
 #[test]
+fn an_acquire_that_is_stopped_returns_no_belief() {
+    let invalid = What::Invalid {
+        token: 1,
+        claim: claim(1),
+        valid_until: None,
+    };
+    let b = turn("b", 2, [5, 120, 150]);
+    let stopped = [ev(5, "a", What::PauseBegin), ev(140, "a", What::PauseEnd)];
+    // A stop is recorded from just before its signal, so the answer may lie inside of it.
+    for (granted, times) in [(10, [10, 120, 143, 150]), (141, [120, 141, 143, 150])] {
+        let a = vec![ev(0, "a", ask(1)), ev(granted, "a", held(1, 1))];
+        let found = vec![ev(143, "a", invalid.clone())];
+        I::BelievedExclusion.accepts([stopped.to_vec(), a.clone(), b.clone(), found.clone()]);
+        let spoke = vec![ev(142, "a", valid(1))];
+        let parts = [stopped.to_vec(), a.clone(), b.clone(), spoke, found.clone()];
+        I::BelievedExclusion.refuses(parts, times);
+        // The stop was over before it asked.
+        let early = [ev(1, "a", What::PauseBegin), ev(2, "a", What::PauseEnd)];
+        let late = vec![ev(3, "a", ask(1)), ev(granted, "a", held(1, 1))];
+        let parts = [early.to_vec(), late, b.clone(), found];
+        I::BelievedExclusion.refuses(parts, times);
+    }
+}
+
+#[test]
 fn an_overlap_behind_a_long_hold_is_found() {
     // The first overlaps the third, with a short second one in between.
     let events = all(vec![

@@ -74,7 +74,9 @@ fn postgres_stands_still_with_all_its_processes_and_keeps_its_rows() {
     let all = |state| tree.iter().all(|pid| proc::state(*pid) == state);
     assert!(tree.len() > 3 && all(State::Stopped), "{tree:?}");
     node.cont().unwrap();
-    assert!(all(State::Running));
+    // It may end now, too.
+    let is_stopped = |pid: &u32| proc::state(*pid) == State::Stopped;
+    assert!(!tree.iter().any(is_stopped), "{tree:?}");
     node.restart().unwrap();
     assert_eq!(query("SELECT n FROM t").unwrap(), ["7"]);
     node.wipe().unwrap();

@@ -257,7 +257,7 @@ impl<'h> Index<'h> {
     }
 
     /// If a hold was only found invalid after a stop, and had no event in between, it is taken to
-    /// have ended at that stop.
+    /// have ended at that stop. So is one whose acquire was stopped and returned only afterwards.
     fn end_unknown(&mut self) {
         for hold in &mut self.holds {
             let Some(lost) = hold.lost.filter(|_| !hold.known) else {
@@ -269,8 +269,8 @@ impl<'h> Index<'h> {
             };
             let at = |event: usize| self.history.events[event].at;
             let spoke = hold.valid.iter().any(|valid| at(*valid) >= last.until);
-            if !spoke && last.from >= at(hold.granted) {
-                hold.end(lost, last.until);
+            if !spoke && last.until >= at(hold.called) {
+                hold.end(lost, last.until.max(at(hold.granted)));
             }
         }
     }

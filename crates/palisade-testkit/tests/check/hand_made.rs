@@ -32,28 +32,29 @@ fn who_is_stopped_or_invalid_or_dead_believes_nothing() {
 }
 
 #[test]
-fn an_acquire_that_is_stopped_returns_no_belief() {
+fn a_grant_just_before_the_signal_of_a_stop_is_no_belief_after_it() {
     let invalid = What::Invalid {
         token: 1,
         claim: claim(1),
         valid_until: None,
     };
+    let found = vec![ev(143, "a", invalid)];
     let b = turn("b", 2, [5, 120, 150]);
-    let stopped = [ev(5, "a", What::PauseBegin), ev(140, "a", What::PauseEnd)];
-    // A stop is recorded from just before its signal, so the answer may lie inside of it.
-    for (granted, times) in [(10, [10, 120, 143, 150]), (141, [120, 141, 143, 150])] {
-        let a = vec![ev(0, "a", ask(1)), ev(granted, "a", held(1, 1))];
-        let found = vec![ev(143, "a", invalid.clone())];
-        I::BelievedExclusion.accepts([stopped.to_vec(), a.clone(), b.clone(), found.clone()]);
-        let spoke = vec![ev(142, "a", valid(1))];
-        let parts = [stopped.to_vec(), a.clone(), b.clone(), spoke, found.clone()];
-        I::BelievedExclusion.refuses(parts, times);
-        // The stop was over before it asked.
-        let early = [ev(1, "a", What::PauseBegin), ev(2, "a", What::PauseEnd)];
-        let late = vec![ev(3, "a", ask(1)), ev(granted, "a", held(1, 1))];
-        let parts = [early.to_vec(), late, b.clone(), found];
-        I::BelievedExclusion.refuses(parts, times);
-    }
+    let stopped = vec![ev(9, "a", What::PauseBegin), ev(140, "a", What::PauseEnd)];
+    let granted = |at| vec![ev(0, "a", ask(1)), ev(at, "a", held(1, 1))];
+    I::BelievedExclusion.accepts([stopped.clone(), granted(10), b.clone(), found.clone()]);
+    let spoke = vec![ev(142, "a", valid(1))];
+    let parts = [
+        stopped.clone(),
+        granted(10),
+        b.clone(),
+        spoke,
+        found.clone(),
+    ];
+    I::BelievedExclusion.refuses(parts, [10, 120, 143, 150]);
+    // The stop was over when it was granted.
+    let parts = [stopped, granted(141), b, found];
+    I::BelievedExclusion.refuses(parts, [120, 141, 143, 150]);
 }
 
 #[test]

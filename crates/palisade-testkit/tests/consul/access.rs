@@ -199,8 +199,8 @@ async fn certificates_of_both_sides_are_checked() {
         (whole.replace("ca.pem", "ca.key"), "tls_ca"),
     ]) {
         let error = soon("a refusal", lock(&url)).await.unwrap_err();
-        // A busy machine may keep one of them waiting for longer than a connection may take.
-        if error.message().contains("no answer") && unanswered == 0 {
+        // Very rarely one without a certificate gets no answer at all; why is not known.
+        if words == "tls_cert" && error.message().contains("no answer") && unanswered == 0 {
             unanswered += 1;
             continue;
         }

@@ -208,8 +208,8 @@ async fn certificates_of_both_sides_are_checked() {
             .await
             .err()
             .unwrap();
-        // A busy machine may keep one of them waiting for longer than a connection may take.
-        if error.message().contains("no answer") && unanswered == 0 {
+        // Very rarely one without a certificate gets no answer at all; why is not known.
+        if words == "tls_cert" && error.message().contains("no answer") && unanswered == 0 {
             unanswered += 1;
             continue;
         }

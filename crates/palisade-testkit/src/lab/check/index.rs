@@ -257,7 +257,8 @@ impl<'h> Index<'h> {
     }
 
     /// If a hold was only found invalid after a stop, and had no event in between, it is taken to
-    /// have ended at that stop. So is one whose acquire was stopped and returned only afterwards.
+    /// have ended at that stop. A stop is recorded from just before its signal, so the grant may
+    /// lie inside of it.
     fn end_unknown(&mut self) {
         for hold in &mut self.holds {
             let Some(lost) = hold.lost.filter(|_| !hold.known) else {
@@ -269,8 +270,8 @@ impl<'h> Index<'h> {
             };
             let at = |event: usize| self.history.events[event].at;
             let spoke = hold.valid.iter().any(|valid| at(*valid) >= last.until);
-            if !spoke && last.until >= at(hold.called) {
-                hold.end(lost, last.until.max(at(hold.granted)));
+            if !spoke && last.until >= at(hold.granted) {
+                hold.end(lost, last.until);
             }
         }
     }

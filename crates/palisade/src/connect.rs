@@ -3,17 +3,17 @@
 #[cfg(any(feature = "baseline", feature = "file", feature = "redis"))]
 use std::sync::Arc;
 
-use crate::client::Client;
-#[cfg(feature = "baseline")]
-use crate::core::baseline::Baseline;
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{IntoUrl, Settings, Url, nearest};
 #[cfg(feature = "file")]
 use crate::fence::FileFence;
 use crate::fence::{Rule, SharedFence};
+use palisade_core::Client;
+use palisade_core::command::nearest;
+#[cfg(feature = "baseline")]
+use palisade_core::engine::Baseline;
+use palisade_core::engine::{
+    BoxFuture, EngineFactory, EngineInfo, IntoUrl, Settings, SharedEngine, Url, config_error,
+};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// Typed configuration of each engine, for [`connect`]: the same options as in a URL, and also a
 /// TLS configuration, a client or the like that the program already has.
@@ -290,7 +290,7 @@ const OFFERS: &[EngineFactory] = &[
     #[cfg(feature = "file")]
     crate::engines::file::FACTORY,
     #[cfg(feature = "memory")]
-    crate::engines::memory::FACTORY,
+    palisade_core::memory::FACTORY,
     #[cfg(feature = "redis")]
     crate::engines::redis::FACTORY,
     #[cfg(feature = "redis")]

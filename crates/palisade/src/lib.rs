@@ -139,56 +139,31 @@
 
 #![warn(missing_debug_implementations)]
 
-#[cfg(feature = "blocking")]
-pub mod blocking;
-mod client;
 mod connect;
-mod core;
-pub mod engine;
 pub mod engines;
 pub mod fence;
-pub mod layers;
-mod primitives;
 
-pub use client::{Client, Which};
 pub use connect::{config, connect, connect_existing};
-pub use core::acquire::Request;
-pub use core::capability::{Capability, Guarantee};
-pub use core::clock::BootTime;
-pub use core::engine::Eviction;
-pub use core::error::{Error, ErrorKind, Outcome, Result};
-pub use core::hold::Hold;
-pub use core::name::Name;
-pub use core::token::Token;
-pub use core::validity::{Loss, LossReason};
-pub use core::wait::{Patience, Retry};
-pub use primitives::{
-    Elected, Election, Leader, Leadership, MultiHold, MultiLock, Mutex, ReentrantHold,
-    ReentrantMutex, RwHold, RwLock, Semaphore,
+pub use palisade_core::{
+    BootTime, Capability, Client, Elected, Election, Error, ErrorKind, Eviction, Guarantee, Hold,
+    Leader, Leadership, Loss, LossReason, MultiHold, MultiLock, Mutex, Name, Outcome, Patience,
+    ReentrantHold, ReentrantMutex, Request, Result, Retry, RwHold, RwLock, Semaphore, Token, Which,
+    engine, events, layers, queue, report,
 };
 
-/// Events in the life of claims, for an [`Observer`](events::Observer).
-pub mod events {
-    pub use crate::core::events::{Ending, Event, Observer, Renewed};
-}
+/// The same API for code without a runtime; see [`palisade_core::blocking`].
+#[cfg(feature = "blocking")]
+pub mod blocking {
+    pub use palisade_core::blocking::*;
 
-/// Work queues: each message has one consumer at a time; see [`Client::queue`].
-///
-/// Delivery is at least once. It is exactly once where the effect and
-/// [`done`](queue::Message::done) are one step.
-pub mod queue {
-    pub use crate::core::queue::{
-        DEDUPLICATED, Delivery, Draft, Failed, FullReport, MAX_BATCH, MAX_BODY, Message,
-        MessageReport, MessageState, Pick, Pushed, Queue, QueueReport, QueueStore, Receipt,
-        Retries, Settlement, SharedQueueStore, Take, Taken,
-    };
-}
-
-/// The results of [`Client::survey`], [`Client::deadlocks`] and [`Client::check`].
-pub mod report {
-    pub use crate::core::deadlock::{Deadlock, Sightings, StuckAgent, StuckClaim, find};
-    pub use crate::core::owner::{Agent, Ancestor, Group, Owner};
-    pub use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+    /// Connects; see [`palisade::connect`](crate::connect()).
+    ///
+    /// # Errors
+    /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
+    pub fn connect(target: impl crate::engine::IntoUrl) -> crate::Result<Client> {
+        let url = target.into_url()?;
+        wait(crate::connect(url))?.map(Client::from)
+    }
 }
 
 /// What the command and the tests need beyond the API. Not public: it may change at any time.
@@ -197,17 +172,12 @@ pub mod command {
     #[cfg(feature = "baseline")]
     pub use crate::connect::baseline;
     pub use crate::connect::{Prepared, prepare, registry, schemes};
-    #[cfg(feature = "baseline")]
-    pub use crate::core::baseline::Baseline;
-    pub use crate::core::duration::parse_duration;
-    #[cfg(palisade_known_bad)]
-    pub use crate::core::known_bad::step_wall_clock;
-    pub use crate::core::lookout::DEADLOCK_AFTER;
-    #[cfg(palisade_shuttle)]
-    pub use crate::core::sync::advance;
-    pub use crate::core::url::nearest;
     #[cfg(feature = "http")]
     pub use crate::engines::http::config::own_folder;
     #[cfg(feature = "http")]
     pub use crate::engines::kit::plain_http_client;
+    pub use palisade_core::command::*;
+    #[cfg(feature = "baseline")]
+    pub use palisade_core::engine::Baseline;
+    pub use palisade_core::engine::parse_duration;
 }

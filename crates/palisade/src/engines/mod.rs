@@ -12,7 +12,7 @@ pub(crate) mod kit;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 #[cfg(feature = "memory")]
-pub mod memory;
+pub use palisade_core::memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]

@@ -15,11 +15,8 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 
 use super::{Fence, Fenced, Rule, Verdict, WriteToken};
-use crate::core::clock::BootTime;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::token::Token;
+use palisade_core::engine::BoxFuture;
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result, Token};
 
 /// How long to wait for another writer of the same resource.
 const TURN: Duration = Duration::from_secs(2);

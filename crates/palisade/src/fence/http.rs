@@ -29,11 +29,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{FenceExt, Presented, ReadToken, SharedFence, Verdict, WriteToken};
-use crate::core::engine::BoxFuture;
-use crate::core::error::{ErrorKind, Result};
-use crate::core::hold::Hold;
-use crate::core::name::Name;
-use crate::core::token::Token;
+use palisade_core::engine::BoxFuture;
+use palisade_core::{ErrorKind, Hold, Name, Result, Token};
 
 /// The header that carries a token, in decimal digits.
 pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
@@ -271,18 +268,6 @@ impl Refusal {
         let content = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(CONTENT_TYPE, content);
         response
-    }
-}
-
-impl From<WriteToken> for HeaderValue {
-    fn from(token: WriteToken) -> Self {
-        token.token().0.into()
-    }
-}
-
-impl From<ReadToken> for HeaderValue {
-    fn from(token: ReadToken) -> Self {
-        token.token().0.into()
     }
 }
 

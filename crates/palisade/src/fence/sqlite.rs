@@ -12,10 +12,8 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior};
 
 use super::sql::Table;
 use super::{Fence, Fenced, Rule, Verdict, WriteToken};
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::token::Token;
+use palisade_core::engine::BoxFuture;
+use palisade_core::{Error, ErrorKind, Name, Result, Token};
 
 /// How long to wait for another writer.
 const TURN: Duration = Duration::from_secs(2);

@@ -4,10 +4,8 @@
 use std::sync::Arc;
 
 use super::{Fence, Fenced, Rule, Verdict, WriteToken};
-use crate::core::engine::BoxFuture;
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::token::Token;
+use palisade_core::engine::BoxFuture;
+use palisade_core::{Name, Result, Token};
 
 /// The verbs of [`Fence`], where their behaviour is documented.
 pub(crate) trait FenceStore: Send + Sync + 'static {

@@ -1,7 +1,7 @@
 //! Cases that only concern files. What every store promises is in `palisade_testkit::fences`.
 
 use super::*;
-use crate::core::error::ErrorKind;
+use palisade_core::ErrorKind;
 
 fn name() -> Name {
     Name::new("a/b c").unwrap()

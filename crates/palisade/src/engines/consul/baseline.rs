@@ -9,10 +9,8 @@ use reqwest::Method;
 use super::client::{Client, Read, SessionSettings, path};
 use super::config::Options;
 use super::kv::session_text;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::url::{Settings, Url};
+use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// Opens the raw operations on the agent of `url`.
 pub(super) async fn open_baseline(mut url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {

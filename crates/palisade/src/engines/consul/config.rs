@@ -9,13 +9,12 @@ use super::ConsulEngine;
 use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use crate::core::capability::{Capability, Guarantee, Permits, TtlRange};
-use crate::core::duration::parse_duration;
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
+use palisade_core::engine::{
+    EngineFactory, EngineInfo, Permits, Settings, SharedEngine, TtlRange, Url, config_error,
+    parse_duration,
+};
+use palisade_core::{Capability, Error, ErrorKind, Guarantee, Result};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[
@@ -33,18 +32,19 @@ const OPTIONS: &[&str] = &[
 /// The longest lock-delay that Consul takes.
 const LOCK_DELAY_MAX: Duration = Duration::from_secs(60);
 
-const CAPABILITY: Capability = Capability {
-    class: Guarantee::Consensus,
-    permits: Permits::Slots,
-    fair: false,
-    waiters_visible: false,
-    detached: false,
-    ttl: TtlRange {
+const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Consensus;
+    can.permits = Permits::Slots;
+    can.fair = false;
+    can.waiters_visible = false;
+    can.detached = false;
+    can.ttl = TtlRange {
         min: TTL_MIN,
         ..Capability::FULL.ttl
-    },
-    reentrant_session: true,
-    ..Capability::FULL
+    };
+    can.reentrant_session = true;
+    can
 };
 
 /// What `connect` knows of it.
@@ -174,12 +174,13 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         let read = client.read("connect", &marks, true, Read::Consistent);
         read.await?;
     }
-    let capability = Capability {
-        ttl: TtlRange {
+    let capability = {
+        let mut can = CAPABILITY;
+        can.ttl = TtlRange {
             min: agent.ttl_min.unwrap_or(TTL_MIN),
             ..CAPABILITY.ttl
-        },
-        ..CAPABILITY
+        };
+        can
     };
     if let Some(ttl) = settings.ttl.filter(|ttl| *ttl < capability.ttl.min) {
         return Err(Error::new(

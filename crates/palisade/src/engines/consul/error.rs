@@ -6,8 +6,9 @@
 
 use reqwest::StatusCode;
 
-use crate::core::error::{Error, ErrorKind, unreachable};
 use crate::engines::kit::{about_tls, broken_http};
+use palisade_core::engine::unreachable;
+use palisade_core::{Error, ErrorKind};
 
 /// The name of the other side in messages.
 pub(super) const WHO: &str = "Consul";

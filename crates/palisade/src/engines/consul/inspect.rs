@@ -15,12 +15,10 @@ use super::error::UNKNOWN_TOKEN;
 use super::keys::Keys;
 use super::kv::{Op, Pair, Record, SEMAPHORE, session_id, session_text};
 use super::snapshot::{Snapshot, Spot};
-use crate::core::claim::{Ask, Mode, READERS};
-use crate::core::duration::parse_duration;
-use crate::core::error::{ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::plain_text;
+use palisade_core::engine::{Ask, Mode, READERS, parse_duration};
+use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use palisade_core::{ErrorKind, Name, Result};
 
 /// The most lines that one sweep cleans up.
 const LINES_SWEPT: usize = 64;
@@ -145,19 +143,18 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
         let amended = snapshot.values.iter().find(|pair| pair.key == amended);
         let amended = amended.map(|pair| String::from_utf8_lossy(&pair.bytes()).into_owned());
         let sequence = record.as_ref().map(|record| record.granted_at(pair));
-        ClaimReport {
-            evicted: marked.contains(&id),
-            id,
-            value: amended.or_else(|| record.as_ref()?.value.clone()),
-            ask,
-            sequence: Some(sequence.unwrap_or(pair.modify_index)),
-            // Renewals leave no trace in the store, so this is how long it lasts without another
-            // renewal.
-            expires_in: record
-                .as_ref()
-                .map(|record| Duration::from_millis(record.ttl)),
-            owner: record.map(|record| record.owner),
-        }
+        let evicted = marked.contains(&id);
+        let mut claim = ClaimReport::new(id, ask);
+        claim.evicted = evicted;
+        claim.value = amended.or_else(|| record.as_ref()?.value.clone());
+        claim.sequence = Some(sequence.unwrap_or(pair.modify_index));
+        // Renewals leave no trace in the store, so this is how long it lasts without another
+        // renewal.
+        claim.expires_in = record
+            .as_ref()
+            .map(|record| Duration::from_millis(record.ttl));
+        claim.owner = record.map(|record| record.owner);
+        claim
     };
     let mut holders = Vec::new();
     for (spot, pair, session, record) in snapshot.claims() {
@@ -176,12 +173,10 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
     }
     holders.sort_by_key(|holder| holder.sequence);
     let reads = holders.iter().any(|holder| holder.ask == Ask::READ);
-    LineReport {
-        name: name.to_string(),
-        capacity: list.map(|list| list.limit).or(reads.then_some(READERS)),
-        holders,
-        waiters: Vec::new(),
-    }
+    let mut line = LineReport::empty(name.to_string());
+    line.capacity = list.map(|list| list.limit).or(reads.then_some(READERS));
+    line.holders = holders;
+    line
 }
 
 /// What an agent reports about itself, as far as the token may read it.
@@ -259,10 +254,11 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
         "choose a shorter ttl; session_ttl_min of the servers bounds it",
     ));
     findings.extend(rights(engine).await?);
-    Ok(Checkup {
-        version: agent.version,
-        clock_ahead_us: None,
-        findings,
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.version = agent.version;
+        checkup.findings = findings;
+        checkup
     })
 }
 

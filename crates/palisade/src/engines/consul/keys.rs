@@ -15,9 +15,8 @@
 
 use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
 
-use crate::core::claim::ClaimId;
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::name::Name;
+use palisade_core::engine::{ClaimId, config_error};
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 /// The prefix of eviction marks with `namespace=`.
 const BARE: &str = ".palisade";

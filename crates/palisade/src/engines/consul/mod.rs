@@ -35,12 +35,11 @@ use self::keys::Keys;
 use self::kv::session_text;
 use self::sessions::Sessions;
 use self::snapshot::Spot;
-use crate::core::capability::Capability;
-use crate::core::engine::{Alarm, Engine};
-use crate::core::ticket::Ticket;
 use crate::engines::kit::shared_sessions::Maker;
 use crate::engines::kit::single_flight::SingleFlight;
 use crate::engines::kit::{Host, absent, rooms};
+use palisade_core::Capability;
+use palisade_core::engine::{Alarm, Engine, Ticket};
 
 /// A namespace of one Consul.
 struct Consul {

@@ -9,11 +9,10 @@ use super::Consul;
 use super::client::Read;
 use super::kv::Op;
 use super::renew::SWEEP;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::Result;
-use crate::core::report::Scope;
 use crate::engines::kit;
+use palisade_core::engine::{Alarm, BoxStream};
+use palisade_core::report::Scope;
+use palisade_core::{BootTime, Result};
 
 /// The wait of one blocking query for marks or changes. A dead connection is noticed after it.
 const NAP: Duration = Duration::from_secs(10);

@@ -12,12 +12,8 @@ use super::inspect::{lines, marked, sweep_dead};
 use super::kv::session_text;
 use super::sessions::Stage;
 use super::snapshot::{Snapshot, Spot};
-use crate::core::claim::{ClaimId, Mode};
-use crate::core::clock::BootTime;
-use crate::core::engine::{Audited, Renewal};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use palisade_core::engine::{Audited, ClaimId, Lease, LeaseId, Mode, Renewal, Ticket};
+use palisade_core::{BootTime, Name, Result};
 
 /// About how often each session looks for leftovers of other clients.
 pub(super) const SWEEP: Duration = Duration::from_secs(6 * 60 * 60);

@@ -16,12 +16,8 @@ use super::client::Committed;
 use super::keys::Line;
 use super::kv::{Op, Record, session_text};
 use super::snapshot::{Spot, Watch};
-use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Outcome, Result};
-use crate::core::name::Name;
-use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
+use palisade_core::engine::{Claim, ClaimId, Entered, LeaseId, LeaseStart, Place, Ticket};
+use palisade_core::{BootTime, Name, Outcome, Result};
 
 /// The progress of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -437,9 +433,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::core::claim::Ask;
-    use crate::core::error::unreachable;
-    use crate::core::owner::Owner;
+    use palisade_core::engine::Ask;
+    use palisade_core::engine::unreachable;
+    use palisade_core::report::Owner;
 
     fn claim() -> Arc<Claim> {
         Arc::new(Claim {

@@ -17,10 +17,9 @@ use super::client::{Client, Committed, Read};
 use super::keys::Line;
 use super::kv::{Holders, LOCK, Op, Pair, READERS, Record, SEMAPHORE, session_id};
 use super::sessions::Member;
-use crate::core::claim::{Ask, ClaimId, Mode, READERS as ALL_READERS};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::line::capacity_mismatch;
 use crate::engines::kit::cas::Retry;
+use palisade_core::engine::{Ask, ClaimId, Mode, READERS as ALL_READERS, capacity_mismatch};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// How many dead keys of one kind one transaction deletes; Consul takes 64 operations.
 const SWEPT: usize = 20;
@@ -516,9 +515,9 @@ mod tests {
 
     use super::super::kv::session_text;
     use super::*;
-    use crate::core::claim::Claim;
-    use crate::core::name::Name;
-    use crate::core::owner::Owner;
+    use palisade_core::Name;
+    use palisade_core::engine::Claim;
+    use palisade_core::report::Owner;
 
     fn line() -> Line {
         Line {

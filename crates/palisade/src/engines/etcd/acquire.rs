@@ -14,15 +14,12 @@ use super::proto::{KeyValue, RangeRequest, TxnRequest};
 use super::snapshot::{Ahead, Snapshot};
 use super::txn;
 use super::watch::Range;
-use crate::core::claim::{Ask, Claim};
-use crate::core::clock::BootTime;
-use crate::core::engine::{Alarm, Entered, Place};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::sync::sleep_until;
-use crate::core::ticket::Ticket;
-use crate::core::wait::look_by;
 use crate::engines::kit::Link;
+use palisade_core::engine::sync::sleep_until;
+use palisade_core::engine::{
+    Alarm, Ask, Claim, Entered, Place, Ticket, capacity_mismatch, look_by,
+};
+use palisade_core::{BootTime, Error, ErrorKind, Outcome, Result};
 
 /// A claim of this client, from its enter to its leave.
 #[derive(Debug, Clone)]

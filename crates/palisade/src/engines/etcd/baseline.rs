@@ -9,10 +9,8 @@ use super::Inner;
 use super::client::revision;
 use super::txn;
 use super::watch::Range;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::url::{Settings, Url};
+use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
+use palisade_core::{Error, ErrorKind, Result};
 
 struct Raw {
     inner: Inner,

@@ -5,7 +5,7 @@
 
 use super::keys;
 use super::leases::number;
-use crate::core::hold::Hold;
+use palisade_core::Hold;
 
 /// A condition that is true in an etcd transaction exactly while the hold has its place.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,24 +12,24 @@ use super::keys::Keys;
 use super::leases::Leases;
 use super::transport::{Endpoints, PORT};
 use super::{EtcdEngine, Inner};
-use crate::core::capability::{Capability, Guarantee, TtlRange};
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::{self, Host, Login, PerRuntime, Tls, typed_config};
+use palisade_core::engine::{
+    BoxFuture, EngineFactory, EngineInfo, Settings, TtlRange, Url, config_error,
+};
+use palisade_core::{Capability, Guarantee, Result};
 
-pub(super) const CAPABILITY: Capability = Capability {
-    class: Guarantee::Consensus,
-    ttl: TtlRange {
+pub(super) const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Consensus;
+    can.ttl = TtlRange {
         // At the usual election timeout of 1 s etcd grants nothing shorter than 2 s, and whole
         // seconds only.
         min: Duration::from_secs(2),
         // Far less than etcd takes, and as much as anyone should wait for a machine that is lost.
         max: Duration::from_secs(24 * 60 * 60),
         step: Duration::from_secs(1),
-    },
-    ..Capability::FULL
+    };
+    can
 };
 
 /// What `connect` knows of it.

@@ -3,7 +3,7 @@
 
 use tonic::{Code, Status};
 
-use crate::core::error::{Error, ErrorKind};
+use palisade_core::{Error, ErrorKind};
 
 /// The message for a user whose role lacks a right.
 pub(super) const NO_RIGHT: &str = "etcd denies this user the keys; grant its role readwrite on \

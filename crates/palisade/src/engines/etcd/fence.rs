@@ -11,13 +11,11 @@ use super::config;
 use super::keys::Keys;
 use super::proto::{Compare, KeyValue, LESS, TxnRequest, VALUE};
 use super::txn::{created_at, delete, found, one, plain, put, read};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::token::Token;
-use crate::core::url::{Settings, Url};
 use crate::fence::{
     FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, digits, read_digits,
 };
+use palisade_core::engine::{Settings, Url};
+use palisade_core::{Error, ErrorKind, Name, Result, Token};
 
 /// How often a write is retried because others created or removed the mark in between.
 const TRIES: u32 = 20;

@@ -14,10 +14,10 @@ use super::proto::{
 };
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
-use crate::core::error::{ErrorKind, Result};
-use crate::core::line::Seat;
-use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit;
+use palisade_core::engine::Seat;
+use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use palisade_core::{ErrorKind, Result};
 
 /// A survey asks for the remaining time of at most this many leases, one request each. With more
 /// leases the times are left out.
@@ -58,12 +58,11 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
         let show = |seat| claim(engine, seat, &remaining);
         let (holders, waiters) = line.line.seats.into_iter().partition(Seat::is_held);
         let (holders, waiters): (Vec<_>, Vec<_>) = (holders, waiters);
-        LineReport {
-            name,
-            capacity,
-            holders: holders.into_iter().map(show).collect(),
-            waiters: waiters.into_iter().map(show).collect(),
-        }
+        let mut line = LineReport::empty(name);
+        line.capacity = capacity;
+        line.holders = holders.into_iter().map(show).collect();
+        line.waiters = waiters.into_iter().map(show).collect();
+        line
     };
     Ok(lines.into_iter().map(report).collect())
 }
@@ -79,15 +78,13 @@ fn claim(engine: &Inner, seat: Seat<Place>, leases: &HashMap<i64, Duration>) -> 
         Some(record) => record.value.clone(),
         None => foreign(),
     };
-    ClaimReport {
-        value,
-        owner: place.record.map(|record| record.owner),
-        id: place.id,
-        ask: seat.ask,
-        sequence: is_held.then_some(seat.sequence),
-        expires_in: leases.get(&place.lease).copied(),
-        evicted: seat.evicted,
-    }
+    let mut claim = ClaimReport::new(place.id, seat.ask);
+    claim.value = value;
+    claim.owner = place.record.map(|record| record.owner);
+    claim.sequence = is_held.then_some(seat.sequence);
+    claim.expires_in = leases.get(&place.lease).copied();
+    claim.evicted = seat.evicted;
+    claim
 }
 
 /// The time left on leases, at most.
@@ -137,10 +134,11 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     findings.extend(ttl_floor(engine).await);
     let endpoints = &engine.endpoints;
     findings.extend(kit::plain_text(&endpoints.hosts, endpoints.is_encrypted()));
-    Ok(Checkup {
-        version: Some(status.version),
-        clock_ahead_us: None,
-        findings,
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.version = Some(status.version);
+        checkup.findings = findings;
+        checkup
     })
 }
 

@@ -14,10 +14,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::name::Name;
-use crate::core::owner::Owner;
+use palisade_core::engine::{Ask, Claim, ClaimId, config_error};
+use palisade_core::report::Owner;
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 /// The prefix of the engine's own records.
 const RESERVED: &str = ".palisade/";

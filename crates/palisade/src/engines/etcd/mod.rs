@@ -45,11 +45,9 @@ use self::keys::Keys;
 use self::leases::Leases;
 use self::proto::RequestOp;
 use self::transport::Endpoints;
-use crate::core::capability::Capability;
-use crate::core::claim::ClaimId;
-use crate::core::engine::{Alarm, Engine};
-use crate::core::ticket::Ticket;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::Capability;
+use palisade_core::engine::{Alarm, ClaimId, Engine, Ticket};
 
 /// A client of a cluster.
 struct EtcdEngine(Arc<Inner>);

@@ -13,10 +13,10 @@ use super::keys;
 use super::proto::RangeRequest;
 use super::txn;
 use super::watch::{Range, Watch};
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::Result;
-use crate::core::report::Scope;
 use crate::engines::kit;
+use palisade_core::Result;
+use palisade_core::engine::{Alarm, BoxStream};
+use palisade_core::report::Scope;
 
 /// The pause before a broken watch is restarted: long enough to avoid a hot loop, short enough not
 /// to matter.

@@ -11,10 +11,8 @@ use super::client::revision;
 use super::keys::{self, Keys, Record};
 use super::proto::KeyValue;
 use super::txn;
-use crate::core::claim::Ask;
-use crate::core::clock::BootTime;
-use crate::core::error::Result;
-use crate::core::line::{Line, Seat};
+use palisade_core::engine::{Ask, Line, Seat};
+use palisade_core::{BootTime, Result};
 
 /// What etcd keeps of one ticket.
 #[derive(Debug, Clone, Default)]
@@ -205,8 +203,8 @@ pub(super) async fn lines(engine: &Inner, prefix: &str) -> Result<BTreeMap<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::claim::ClaimId;
-    use crate::core::owner::Owner;
+    use palisade_core::engine::ClaimId;
+    use palisade_core::report::Owner;
 
     fn line(asks: &[Option<Ask>], held: usize) -> Snapshot {
         let keys = Keys::new("palisade").unwrap();

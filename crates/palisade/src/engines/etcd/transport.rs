@@ -27,11 +27,11 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::client::Connection;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result, config_error, no_connection};
 use crate::engines::kit::{
     Asked, Host, Login, Tls, about_tls, cause, first_to_answer, refuses_ours, why,
 };
+use palisade_core::engine::{BoxFuture, config_error, no_connection};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// The head start of each member over the next: longer than a reply takes on a local network, and
 /// far shorter than any ttl.

@@ -8,12 +8,8 @@ use super::leases::Mine;
 use super::line_file::{Extra, Missing};
 use super::notify::Sleeper;
 use super::tx::{self, Sleep, Suspects};
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::Result;
-use crate::core::line::Seat;
-use crate::core::ticket::{LeaseStart, Ticket};
+use palisade_core::engine::{Claim, Entered, LeaseStart, Place, Seat, Ticket};
+use palisade_core::{BootTime, Result};
 
 pub(super) async fn enter(engine: &FileEngine, claim: &Claim) -> Result<Entered> {
     let store = &*engine.store;

@@ -15,10 +15,8 @@ use rustix::io::Errno;
 use super::config::Config;
 use super::dir::Dir;
 use super::error::unusable_dir;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::url::Url;
+use palisade_core::engine::{Baseline, BoxFuture, Url};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// Opens the raw operations beside the store that `url` names.
 pub(super) fn open_baseline(url: Url) -> Result<Arc<dyn Baseline>> {

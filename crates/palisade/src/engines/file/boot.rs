@@ -19,7 +19,8 @@ use super::line_file::LineFile;
 use super::liveness::{self, Liveness};
 use super::promised::{self, PROMISED, Promised};
 use super::tokens::{self, CEILING, Tokens};
-use crate::core::error::{Error, ErrorKind, Result, config_error};
+use palisade_core::engine::config_error;
+use palisade_core::{Error, ErrorKind, Result};
 
 /// Layout 1 was a database in one file.
 const LAYOUT: u32 = 2;

@@ -2,21 +2,20 @@
 
 use std::path::PathBuf;
 
-use crate::core::capability::{Capability, EndsWith};
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::Url;
 use crate::engines::kit::typed_config;
+use palisade_core::engine::{EndsWith, EngineFactory, EngineInfo, Url, config_error};
+use palisade_core::{Capability, Result};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["allow_network_fs", "ends_with", "shared"];
 
-pub(super) const CAPABILITY: Capability = Capability {
+pub(super) const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
     // A hold ends with the process that has it.
-    detached: false,
-    ends_with: EndsWith::Process,
-    queue: cfg!(feature = "file-queue"),
-    ..Capability::FULL
+    can.detached = false;
+    can.ends_with = EndsWith::Process;
+    can.queue = cfg!(feature = "file-queue");
+    can
 };
 
 /// The engine's entry in the registry.

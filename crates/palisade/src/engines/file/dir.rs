@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use super::config::{Audience, Config};
 use super::error::{busy, unusable_dir};
-use crate::core::clock::BootTime;
-use crate::core::error::{Result, config_error};
+use palisade_core::engine::config_error;
+use palisade_core::{BootTime, Result};
 
 const LOCK: &str = "lock";
 

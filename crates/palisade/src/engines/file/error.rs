@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::core::error::{Error, ErrorKind};
+use palisade_core::{Error, ErrorKind};
 
 /// The error for a directory that can't be created or used.
 pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Error {

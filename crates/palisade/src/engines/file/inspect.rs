@@ -17,11 +17,9 @@ use super::line_file::{Extra, LineFile, Lock, State};
 use super::notify::Sleeper;
 use super::store::Store;
 use super::tx::{self, Looked, Sleep, Suspects, Tx};
-use crate::core::clock::BootTime;
-use crate::core::engine::BoxStream;
-use crate::core::error::Result;
-use crate::core::line::Seat;
-use crate::core::report::{Checkup, Finding, LineReport, Scope, Severity};
+use palisade_core::engine::{BoxStream, Seat};
+use palisade_core::report::{Checkup, Finding, LineReport, Scope, Severity};
+use palisade_core::{BootTime, Result};
 
 pub(super) async fn survey(engine: &FileEngine, scope: &Scope) -> Result<Vec<LineReport>> {
     Ok(look(engine, scope).await?.0)
@@ -158,9 +156,10 @@ impl Drop for Watch {
 }
 
 pub(super) async fn check(engine: &FileEngine) -> Result<Checkup> {
-    Ok(Checkup {
-        findings: findings(&engine.store),
-        ..Checkup::default()
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.findings = findings(&engine.store);
+        checkup
     })
 }
 

@@ -2,8 +2,8 @@
 //! prefix of its file's name. A name that is too long for a file is truncated and ends in a hash.
 
 use super::line_file::checksum;
-use crate::core::report::Scope;
 use crate::fence::encode_to;
+use palisade_core::report::Scope;
 
 /// The longest file name that is not truncated; most file systems allow 255 bytes.
 const LONGEST: usize = 230;

@@ -21,8 +21,8 @@ use rustix::io::Errno;
 use super::boot::{Home, LEASES};
 use super::dir::identity;
 use super::liveness::{Liveness, file_name};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
+use palisade_core::BootTime;
+use palisade_core::engine::ClaimId;
 
 /// A claim id (its lower half), the expiry, and whether it is marked for eviction.
 pub(super) const SLOT: usize = 24;

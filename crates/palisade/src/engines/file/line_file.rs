@@ -24,11 +24,9 @@ use rustix::process::{Resource, getrlimit};
 use super::boot::{Home, LINES};
 use super::dir::{self, Identity, identity};
 use super::error::{damaged, file_failed, moved};
-use crate::core::claim::{Ask, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::error::Result;
-use crate::core::line::{Line, Seat};
-use crate::core::owner::Owner;
+use palisade_core::engine::{Ask, ClaimId, Line, Seat};
+use palisade_core::report::Owner;
+use palisade_core::{BootTime, Result};
 
 /// The length of the header.
 pub(super) const HEADER: usize = 128;

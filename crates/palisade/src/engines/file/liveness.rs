@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use super::boot::Home;
 use super::error::unusable_dir;
 use super::{dir, leases};
-use crate::core::claim::ClaimId;
-use crate::core::error::Result;
+use palisade_core::Result;
+use palisade_core::engine::ClaimId;
 
 /// A message to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -39,15 +39,14 @@ use self::config::{CAPABILITY, Config};
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::Store;
-use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::engine::{Alarm, BoxStream, Engine};
-use crate::core::error::{Error, ErrorKind, Result, no_connection};
-use crate::core::queue::SharedQueueStore;
-use crate::core::ticket::Ticket;
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::alarms::alarms;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::engine::{
+    Alarm, BoxStream, DEFAULT_TTL, EndsWith, Engine, Settings, SharedEngine, Ticket, Url,
+    no_connection,
+};
+use palisade_core::queue::SharedQueueStore;
+use palisade_core::{Capability, Error, ErrorKind, Result};
 
 /// The directory of fences, apart from the lines, which end with a boot.
 const FENCES: &str = "fences";
@@ -148,11 +147,10 @@ impl Engine for FileEngine {
         } else {
             EndsWith::Process
         };
-        Capability {
-            ends_with,
-            queue: CAPABILITY.queue && !self.by_lease,
-            ..CAPABILITY
-        }
+        let mut can = CAPABILITY;
+        can.ends_with = ends_with;
+        can.queue = CAPABILITY.queue && !self.by_lease;
+        can
     }
 
     fn describe(&self) -> String {

@@ -22,8 +22,8 @@ use tokio::task::JoinHandle;
 use super::boot::LINES;
 use super::keys;
 use super::liveness::{self, Hint, Liveness, Peer};
-use crate::core::engine::Alarm;
-use crate::core::report::Scope;
+use palisade_core::engine::Alarm;
+use palisade_core::report::Scope;
 
 /// The epoll key of this process's own FIFO; no process has this id.
 const OWN: u64 = 0;

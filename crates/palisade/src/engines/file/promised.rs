@@ -14,8 +14,7 @@ use rustix::io::Errno;
 
 use super::dir::Dir;
 use super::error::unusable_dir;
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 pub(super) const PROMISED: &str = "promised";
 const NEW: &str = "boot.new";

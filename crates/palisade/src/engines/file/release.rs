@@ -7,12 +7,8 @@ use super::leases;
 use super::line_file::Missing::IsEmpty;
 use super::liveness::{Hint, file_name};
 use super::tx::{self, Suspects};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
+use palisade_core::engine::{Amended, Amendment, ClaimId, Left, Ticket};
+use palisade_core::{BootTime, Eviction, Name, Result};
 
 pub(super) async fn leave(engine: &FileEngine, ticket: &Ticket) -> Result<Left> {
     let (store, claim) = (&engine.store, ticket.claim);

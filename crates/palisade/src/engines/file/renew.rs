@@ -17,9 +17,8 @@ use super::leases::{SLOT, Slot, Table, lock_soon, offset};
 use super::line_file::{HEADER, Missing};
 use super::store::Store;
 use super::{FileEngine, tx};
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::ticket::{Lease, LeaseStart, Ticket};
+use palisade_core::BootTime;
+use palisade_core::engine::{Lease, LeaseStart, Renewal, Ticket};
 
 /// Slots at most this far apart are written together with those between them.
 const GAP: u32 = 64;

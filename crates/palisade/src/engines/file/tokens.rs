@@ -17,8 +17,8 @@ use rustix::io::Errno;
 
 use super::dir::Dir;
 use super::error::{busy, file_failed, unusable_dir};
-use crate::core::clock::{BootTime, unix_time};
-use crate::core::error::{Error, ErrorKind, Result};
+use palisade_core::engine::unix_time;
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 pub(super) const CEILING: &str = "ceiling";
 

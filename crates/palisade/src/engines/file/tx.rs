@@ -25,11 +25,8 @@ use super::leases::{self, Found};
 use super::line_file::{Extra, LineFile, Lock, Missing, State};
 use super::liveness::{self, Hint, Peer};
 use super::store::Store;
-use crate::core::claim::{Ask, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::error::Result;
-use crate::core::line::Seat;
-use crate::core::name::Name;
+use palisade_core::engine::{Ask, ClaimId, Seat};
+use palisade_core::{BootTime, Name, Result};
 
 /// How long to sleep when spinning did not help, at first and at most: if many processes tried
 /// every millisecond, the holder of the lock would get no time to run.

@@ -11,11 +11,8 @@ use super::api::{Enter, Standing, words};
 use super::client::{Call, Reply};
 use super::error::{Problem, parse};
 use super::sessions::{Entry, Member, Session, own_id};
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, Outcome, Result, unreachable};
-use crate::core::ticket::{LeaseStart, Ticket};
+use palisade_core::engine::{Claim, Entered, LeaseStart, Place, Ticket, unreachable};
+use palisade_core::{BootTime, Error, Outcome, Result};
 
 /// How many sessions an enter tries when a session has ended or its gateway fails. After that the
 /// caller retries.

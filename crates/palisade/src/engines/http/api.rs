@@ -6,10 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::keys::Names;
-use crate::core::capability::{Capability, EndsWith, Guarantee, Permits, Tokens, TtlRange};
-use crate::core::claim::{Ask, Mode, READERS};
-use crate::core::owner::Owner;
-use crate::core::report::{ClaimReport, LineReport};
+use palisade_core::engine::{Ask, EndsWith, Mode, Permits, READERS, Tokens, TtlRange};
+use palisade_core::report::{ClaimReport, LineReport, Owner};
+use palisade_core::{Capability, Guarantee};
 
 /// A claim, the body of `POST /v1/claims`.
 #[derive(Serialize)]
@@ -122,11 +121,12 @@ impl Line {
             self.capacity
         };
         let report = |claim: &Shown| claim.report(names, capacity);
-        Some(LineReport {
-            name,
-            capacity,
-            holders: self.holders.iter().map(report).collect(),
-            waiters: self.waiters.iter().map(report).collect(),
+        Some({
+            let mut line = LineReport::empty(name);
+            line.capacity = capacity;
+            line.holders = self.holders.iter().map(report).collect();
+            line.waiters = self.waiters.iter().map(report).collect();
+            line
         })
     }
 }
@@ -138,14 +138,13 @@ impl Shown {
             ("permits", Some(weight), Some(capacity)) => Ask::Part { weight, capacity },
             _ => Ask::Whole,
         };
-        ClaimReport {
-            owner: self.record.as_ref().map(|owner| names.owner_here(owner)),
-            value: self.value.clone(),
-            sequence: self.token.as_ref().and_then(|token| token.parse().ok()),
-            expires_in: self.expires_in_ms.map(Duration::from_millis),
-            evicted: self.evicted,
-            ..ClaimReport::new(&self.id, ask)
-        }
+        let mut claim = ClaimReport::new(&self.id, ask);
+        claim.owner = self.record.as_ref().map(|owner| names.owner_here(owner));
+        claim.value = self.value.clone();
+        claim.sequence = self.token.as_ref().and_then(|token| token.parse().ok());
+        claim.expires_in = self.expires_in_ms.map(Duration::from_millis);
+        claim.evicted = self.evicted;
+        claim
     }
 }
 
@@ -200,37 +199,37 @@ impl Described {
     pub(super) fn capability(&self) -> Capability {
         let able = &self.capability;
         let ms = Duration::from_millis;
-        Capability {
-            class: match able.class.as_str() {
-                "A" => Guarantee::Consensus,
-                "B" => Guarantee::Durable,
-                _ => Guarantee::Timed,
-            },
-            shared: able.shared,
-            permits: match able.permits.as_str() {
-                "weighted" => Permits::Weighted,
-                "slots" => Permits::Slots,
-                _ => Permits::None,
-            },
-            resize: false,
-            fair: able.fair,
-            waiters_visible: able.waiters_visible,
-            tokens: match able.tokens.as_str() {
-                "durable" => Tokens::Durable,
-                "floored" => Tokens::Floored,
-                _ => Tokens::None,
-            },
-            early_loss: able.early_loss,
-            detached: false,
-            ends_with: EndsWith::Lease,
-            ttl: TtlRange {
-                min: ms(able.ttl_ms.min),
-                max: ms(able.ttl_ms.max),
-                step: ms(able.ttl_ms.step.max(1)),
-            },
-            reentrant_session: false,
-            queue: false,
-        }
+        let mut can = Capability::FULL;
+        can.class = match able.class.as_str() {
+            "A" => Guarantee::Consensus,
+            "B" => Guarantee::Durable,
+            _ => Guarantee::Timed,
+        };
+        can.shared = able.shared;
+        can.permits = match able.permits.as_str() {
+            "weighted" => Permits::Weighted,
+            "slots" => Permits::Slots,
+            _ => Permits::None,
+        };
+        can.resize = false;
+        can.fair = able.fair;
+        can.waiters_visible = able.waiters_visible;
+        can.tokens = match able.tokens.as_str() {
+            "durable" => Tokens::Durable,
+            "floored" => Tokens::Floored,
+            _ => Tokens::None,
+        };
+        can.early_loss = able.early_loss;
+        can.detached = false;
+        can.ends_with = EndsWith::Lease;
+        can.ttl = TtlRange {
+            min: ms(able.ttl_ms.min),
+            max: ms(able.ttl_ms.max),
+            step: ms(able.ttl_ms.step.max(1)),
+        };
+        can.reentrant_session = false;
+        can.queue = false;
+        can
     }
 }
 

@@ -8,13 +8,11 @@ use std::sync::Arc;
 use super::client::{Access, Client, Token};
 use super::keys::Names;
 use super::{Gateway, HttpEngine};
-use crate::core::capability::{Capability, Guarantee, Tokens};
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::token::Era;
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
+use palisade_core::engine::{
+    EngineFactory, EngineInfo, Era, Settings, SharedEngine, Tokens, Url, config_error,
+};
+use palisade_core::{Capability, Guarantee, Result};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["tls_ca", "tls_cert", "tls_key", "token_file"];
@@ -24,13 +22,14 @@ const PORT: u16 = 7420;
 
 /// What all gateways have in common. The rest depends on the engine; until that is known, it is the
 /// least.
-const CAPABILITY: Capability = Capability {
-    class: Guarantee::Timed,
-    resize: false,
-    tokens: Tokens::Floored,
-    early_loss: false,
-    detached: false,
-    ..Capability::FULL
+const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Timed;
+    can.resize = false;
+    can.tokens = Tokens::Floored;
+    can.early_loss = false;
+    can.detached = false;
+    can
 };
 
 /// What `connect` knows of it.
@@ -223,7 +222,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::core::error::ErrorKind;
+    use palisade_core::ErrorKind;
 
     fn options(text: &str) -> Result<Options> {
         let mut url = Url::parse(text)?;

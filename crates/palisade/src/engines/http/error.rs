@@ -9,8 +9,9 @@ use std::io;
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::core::error::{Error, ErrorKind, Result, unreachable};
 use crate::engines::kit::{about_tls, broken_http, cause};
+use palisade_core::engine::unreachable;
+use palisade_core::{Error, ErrorKind, Result};
 
 /// How we call the other side.
 pub(super) const WHO: &str = "the gateway";
@@ -138,7 +139,7 @@ pub(super) fn broken(operation: &'static str, place: &str, error: &reqwest::Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::error::Outcome;
+    use palisade_core::Outcome;
 
     #[test]
     fn problems_keep_their_kind_and_outcome() {

@@ -8,9 +8,9 @@ use super::Gateway;
 use super::api::{Described, Found, Lines};
 use super::error::parse;
 use super::notify::query;
-use crate::core::error::Result;
-use crate::core::report::{Checkup, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::plain_text;
+use palisade_core::Result;
+use palisade_core::report::{Checkup, Finding, LineReport, Scope, Severity};
 
 pub(super) async fn survey(engine: &Gateway, scope: &Scope) -> Result<Vec<LineReport>> {
     let asked = match scope {
@@ -52,10 +52,12 @@ pub(super) async fn check(engine: &Gateway) -> Result<Checkup> {
             "name several gateways in the URL, by comma",
         ));
     }
-    Ok(Checkup {
-        version: described.version,
-        clock_ahead_us: described.clock_ahead_us,
-        findings,
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.version = described.version;
+        checkup.clock_ahead_us = described.clock_ahead_us;
+        checkup.findings = findings;
+        checkup
     })
 }
 

@@ -3,9 +3,9 @@
 //! A gateway has one namespace of its engine. `namespace=NS` puts names under `NS/` in it, in the
 //! format of the prefixes in its access file; without it, names are the gateway's own.
 
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::{MAX_NAME, Name};
-use crate::core::owner::{Agent, Owner};
+use palisade_core::engine::MAX_NAME;
+use palisade_core::report::{Agent, Owner};
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 #[derive(Debug)]
 pub(super) struct Names {
@@ -77,7 +77,7 @@ fn renamed(owner: &Owner, rename: impl Fn(&mut String)) -> Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::owner::Ancestor;
+    use palisade_core::report::Ancestor;
 
     #[test]
     fn a_namespace_is_a_prefix_and_the_default_is_none() {

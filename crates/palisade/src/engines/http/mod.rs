@@ -28,10 +28,9 @@ use self::client::Client;
 pub(crate) use self::config::FACTORY;
 use self::keys::Names;
 use self::sessions::Sessions;
-use crate::core::capability::Capability;
-use crate::core::engine::Engine;
-use crate::core::ticket::Ticket;
 use crate::engines::kit::{Host, absent, rooms};
+use palisade_core::Capability;
+use palisade_core::engine::{Engine, Ticket};
 
 /// Gateways in front of one engine.
 struct Gateway {

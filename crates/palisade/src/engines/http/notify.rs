@@ -9,10 +9,10 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::Gateway;
 use super::client::Events;
 use super::sessions::Session;
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::Result;
-use crate::core::report::Scope;
 use crate::engines::kit;
+use palisade_core::Result;
+use palisade_core::engine::{Alarm, BoxStream};
+use palisade_core::report::Scope;
 
 /// The pause before events are requested again, so that a gateway that is down is not flooded.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -9,11 +9,8 @@ use super::api::words;
 use super::client::{Call, Reply};
 use super::error::Problem;
 use super::sessions::own_id;
-use crate::core::claim::Mode;
-use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
+use palisade_core::engine::{Amended, Amendment, Left, Mode, Ticket};
+use palisade_core::{Error, ErrorKind, Eviction, Name, Result};
 use std::time::Duration;
 
 pub(super) async fn leave(engine: &Gateway, ticket: &Ticket) -> Result<Left> {

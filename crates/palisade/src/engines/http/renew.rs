@@ -13,11 +13,8 @@ use super::api::{Kept, Standing};
 use super::client::{Call, Reply};
 use super::error::parse;
 use super::sessions::{Member, Session, own_id};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::error::{Error, Result, unreachable};
-use crate::core::ticket::{Lease, LeaseStart};
+use palisade_core::engine::{ClaimId, Lease, LeaseStart, Renewal, unreachable};
+use palisade_core::{BootTime, Error, Result};
 
 /// The most claims in one keep-alive: some 40 KiB, where a gateway accepts 1 MiB.
 const CLAIMS: usize = 1024;

@@ -14,12 +14,10 @@ use parking_lot::Mutex;
 use reqwest::header::HeaderValue;
 use tokio::sync::broadcast;
 
-use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::engine::Alarm;
-use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::shared_sessions::Maker;
 use crate::engines::kit::tombstones::Tombstones;
+use palisade_core::BootTime;
+use palisade_core::engine::{Alarm, Claim, ClaimId, LeaseStart, Ticket};
 
 /// A session at one gateway.
 pub(super) struct Session {
@@ -309,9 +307,9 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::claim::Ask;
-    use crate::core::name::Name;
-    use crate::core::owner::Owner;
+    use palisade_core::Name;
+    use palisade_core::engine::Ask;
+    use palisade_core::report::Owner;
 
     const TTL: Duration = Duration::from_secs(30);
 

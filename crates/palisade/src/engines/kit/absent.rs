@@ -1,10 +1,8 @@
 //! The room of the verbs that an engine does not have.
 
-use crate::core::engine::{Audited, cannot_resize};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::queue::SharedQueueStore;
-use crate::core::ticket::LeaseId;
+use palisade_core::engine::{Audited, LeaseId, cannot_resize};
+use palisade_core::queue::SharedQueueStore;
+use palisade_core::{Name, Result};
 
 /// Every ticket has a lease of its own.
 pub(crate) async fn audit<E>(_: &E, _: LeaseId) -> Result<Vec<Audited>> {

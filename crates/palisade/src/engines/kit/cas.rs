@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 /// The first pause, and the longest: more than a round trip, less than a caller notices.
 const PAUSE: Duration = Duration::from_millis(1);

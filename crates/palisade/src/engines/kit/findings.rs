@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use super::host::Host;
-use crate::core::report::{Finding, Severity};
+use palisade_core::report::{Finding, Severity};
 
 /// Warns about a connection that others on the network can read and change.
 pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
     let remote = hosts.iter().find(|host| !host.is_local())?;
-    (!encrypted).then(|| Finding {
-        severity: Severity::Warning,
-        code: "plain_text",
-        message: format!("the connection to {remote} is not encrypted"),
-        remedy: "use the scheme for TLS, or keep the traffic inside a network you trust".to_owned(),
+    (!encrypted).then(|| {
+        Finding::new(
+            Severity::Warning,
+            "plain_text",
+            format!("the connection to {remote} is not encrypted"),
+            "use the scheme for TLS, or keep the traffic inside a network you trust".to_owned(),
+        )
     })
 }
 
@@ -21,10 +23,12 @@ pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
 pub(crate) fn clock_off(ahead_us: i64) -> Option<Finding> {
     const TOLERATED: Duration = Duration::from_secs(1);
     let off = Duration::from_micros(ahead_us.unsigned_abs());
-    (off > TOLERATED).then(|| Finding {
-        severity: Severity::Warning,
-        code: "clock_off",
-        message: format!("the server's clock and ours are {off:.1?} apart"),
-        remedy: "run NTP on both; a clock that is stepped can end leases early or late".to_owned(),
+    (off > TOLERATED).then(|| {
+        Finding::new(
+            Severity::Warning,
+            "clock_off",
+            format!("the server's clock and ours are {off:.1?} apart"),
+            "run NTP on both; a clock that is stepped can end leases early or late".to_owned(),
+        )
     })
 }

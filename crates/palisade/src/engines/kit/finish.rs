@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use futures_util::future::{Fuse, FusedFuture};
 use tokio::runtime::Handle;
 
-use crate::core::engine::BoxFuture;
+use palisade_core::engine::BoxFuture;
 
 /// Runs a future to its end, whether or not the caller keeps waiting for it.
 pub(crate) fn finish<T: Send + 'static>(

@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::core::error::{Result, config_error, no_connection};
-use crate::core::url::Url;
+use palisade_core::Result;
+use palisade_core::engine::{Url, config_error, no_connection};
 
 /// A server's name or address, and its port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -105,7 +105,7 @@ impl fmt::Display for Host {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::error::ErrorKind;
+    use palisade_core::ErrorKind;
 
     #[test]
     fn hosts_are_read_and_shown() {

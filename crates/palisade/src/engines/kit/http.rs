@@ -8,7 +8,8 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::{Asked, Tls, cause, why};
-use crate::core::error::{Error, ErrorKind, Result, config_error, unreachable};
+use palisade_core::engine::{config_error, unreachable};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// A client builder with this TLS configuration; without one, for unencrypted connections.
 ///

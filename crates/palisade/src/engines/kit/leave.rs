@@ -1,7 +1,7 @@
 //! A leave over a connection that may be dead though the server is healthy.
 
-use crate::core::engine::Left;
-use crate::core::error::{Outcome, Result};
+use palisade_core::engine::Left;
+use palisade_core::{Outcome, Result};
 
 /// Leaves, and retries once over another connection if there was no answer. A leave compares the
 /// incarnation, so a second copy is harmless.
@@ -25,7 +25,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::core::error::unreachable;
+    use palisade_core::engine::unreachable;
 
     #[tokio::test]
     async fn a_second_copy_is_sent_without_an_answer_and_the_first_may_have_done_it() {

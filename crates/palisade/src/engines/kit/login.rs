@@ -4,8 +4,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::core::error::{ErrorKind, Result, config_error};
-use crate::core::url::Url;
+use palisade_core::engine::{Url, config_error};
+use palisade_core::{ErrorKind, Result};
 
 /// A user and a password, each optional.
 #[derive(Clone, Default)]

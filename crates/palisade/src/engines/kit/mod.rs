@@ -4,7 +4,6 @@
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod absent;
-pub(crate) mod alarms;
 pub(crate) mod cas;
 #[cfg(feature = "remote")]
 mod findings;
@@ -29,12 +28,13 @@ pub(crate) mod single_flight;
 mod tls;
 #[cfg(feature = "remote")]
 mod tls_error;
-pub(crate) mod tombstones;
 #[cfg(any(feature = "file", feature = "remote"))]
 mod typed;
 pub(crate) mod uuid;
 #[cfg(feature = "remote")]
 mod why;
+
+pub(crate) use palisade_core::engine::{alarms, tombstones};
 
 #[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use typed::typed_config;

@@ -26,8 +26,8 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result, no_connection};
+use palisade_core::engine::{BoxFuture, no_connection};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// The pause after the first failed attempt, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);

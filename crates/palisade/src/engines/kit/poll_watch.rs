@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 
-use crate::core::engine::BoxStream;
-use crate::core::error::Result;
+use palisade_core::Result;
+use palisade_core::engine::BoxStream;
 
 /// Yields whenever the result of `look`, a fingerprint of what is watched, has changed.
 pub(crate) fn poll_watch<T, F>(

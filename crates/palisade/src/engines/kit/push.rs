@@ -11,9 +11,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
 
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::Alarm;
+use palisade_core::BootTime;
+use palisade_core::engine::{Alarm, ClaimId};
 
 /// The receivers of one client's notifications.
 pub(crate) struct PushHub {

@@ -5,12 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::queue::Receipt;
-use crate::core::ticket::{Lease, LeaseStart};
+use palisade_core::engine::{Lease, LeaseStart, Renewal};
+use palisade_core::queue::Receipt;
+use palisade_core::{BootTime, Name, Result};
 
 /// Calls `renew` once per queue, concurrently; it returns the ttl of each claim that was renewed.
 pub(crate) async fn renew_by_queue<F>(

@@ -26,101 +26,101 @@ macro_rules! rooms {
     (@enter [$($of:tt)*] $room:ident) => {
         async fn enter(
             &self,
-            claim: std::sync::Arc<$crate::core::claim::Claim>,
-        ) -> $crate::core::error::Result<$crate::core::engine::Entered> {
+            claim: std::sync::Arc<palisade_core::engine::Claim>,
+        ) -> palisade_core::Result<palisade_core::engine::Entered> {
             $room::enter(&self$($of)*, &claim).await
         }
     };
     (@wait [$($of:tt)*] $room:ident) => {
         async fn wait(
             &self,
-            ticket: $crate::core::ticket::Ticket,
-            until: $crate::core::clock::BootTime,
-        ) -> $crate::core::error::Result<$crate::core::engine::Place> {
+            ticket: palisade_core::engine::Ticket,
+            until: palisade_core::BootTime,
+        ) -> palisade_core::Result<palisade_core::engine::Place> {
             $room::wait(&self$($of)*, &ticket, until).await
         }
     };
     (@renew [$($of:tt)*] $room:ident) => {
         async fn renew(
             &self,
-            leases: Vec<$crate::core::ticket::Lease>,
+            leases: Vec<palisade_core::engine::Lease>,
             within: std::time::Duration,
-        ) -> Vec<$crate::core::engine::Renewal> {
+        ) -> Vec<palisade_core::engine::Renewal> {
             $room::renew(&self$($of)*, &leases, within).await
         }
     };
     (@audit [$($of:tt)*] $room:ident) => {
         async fn audit(
             &self,
-            lease: $crate::core::ticket::LeaseId,
-        ) -> $crate::core::error::Result<Vec<$crate::core::engine::Audited>> {
+            lease: palisade_core::engine::LeaseId,
+        ) -> palisade_core::Result<Vec<palisade_core::engine::Audited>> {
             $room::audit(&self$($of)*, lease).await
         }
     };
     (@leave [$($of:tt)*] $room:ident) => {
         async fn leave(
             &self,
-            ticket: $crate::core::ticket::Ticket,
-        ) -> $crate::core::error::Result<$crate::core::engine::Left> {
+            ticket: palisade_core::engine::Ticket,
+        ) -> palisade_core::Result<palisade_core::engine::Left> {
             $room::leave(&self$($of)*, &ticket).await
         }
     };
     (@amend [$($of:tt)*] $room:ident) => {
         async fn amend(
             &self,
-            ticket: $crate::core::ticket::Ticket,
-            amendment: $crate::core::engine::Amendment,
-        ) -> $crate::core::error::Result<$crate::core::engine::Amended> {
+            ticket: palisade_core::engine::Ticket,
+            amendment: palisade_core::engine::Amendment,
+        ) -> palisade_core::Result<palisade_core::engine::Amended> {
             $room::amend(&self$($of)*, &ticket, &amendment).await
         }
     };
     (@evict [$($of:tt)*] $room:ident) => {
         async fn evict(
             &self,
-            name: $crate::core::name::Name,
+            name: palisade_core::Name,
             id: String,
-            eviction: $crate::core::engine::Eviction,
-        ) -> $crate::core::error::Result<bool> {
+            eviction: palisade_core::Eviction,
+        ) -> palisade_core::Result<bool> {
             $room::evict(&self$($of)*, &name, &id, eviction).await
         }
     };
     (@resize [$($of:tt)*] $room:ident) => {
         async fn resize(
             &self,
-            name: $crate::core::name::Name,
+            name: palisade_core::Name,
             capacity: u32,
-        ) -> $crate::core::error::Result<bool> {
+        ) -> palisade_core::Result<bool> {
             $room::resize(&self$($of)*, &name, capacity).await
         }
     };
     (@alarms [$($of:tt)*] $room:ident) => {
-        fn alarms(&self) -> $crate::core::engine::BoxStream<$crate::core::engine::Alarm> {
+        fn alarms(&self) -> palisade_core::engine::BoxStream<palisade_core::engine::Alarm> {
             $room::alarms(&self$($of)*)
         }
     };
     (@watch [$($of:tt)*] $room:ident) => {
         fn watch(
             &self,
-            scope: $crate::core::report::Scope,
-        ) -> $crate::core::engine::BoxStream<$crate::core::error::Result<()>> {
+            scope: palisade_core::report::Scope,
+        ) -> palisade_core::engine::BoxStream<palisade_core::Result<()>> {
             $room::watch(&self$($of)*, &scope)
         }
     };
     (@survey [$($of:tt)*] $room:ident) => {
         async fn survey(
             &self,
-            scope: $crate::core::report::Scope,
-        ) -> $crate::core::error::Result<Vec<$crate::core::report::LineReport>> {
+            scope: palisade_core::report::Scope,
+        ) -> palisade_core::Result<Vec<palisade_core::report::LineReport>> {
             $room::survey(&self$($of)*, &scope).await
         }
     };
     (@check [$($of:tt)*] $room:ident) => {
-        async fn check(&self) -> $crate::core::error::Result<$crate::core::report::Checkup> {
+        async fn check(&self) -> palisade_core::Result<palisade_core::report::Checkup> {
             $room::check(&self$($of)*).await
         }
     };
     (@queues [$($of:tt)*] $room:ident) => {
-        fn queues(&self) -> Option<$crate::core::queue::SharedQueueStore> {
+        fn queues(&self) -> Option<palisade_core::queue::SharedQueueStore> {
             $room::queues(&self$($of)*)
         }
     };

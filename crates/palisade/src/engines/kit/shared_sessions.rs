@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use crate::core::error::{Error, ErrorKind, Result};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// See the module documentation.
 #[derive(Debug, Default)]

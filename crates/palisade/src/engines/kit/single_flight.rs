@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-use crate::core::clock::BootTime;
+use palisade_core::BootTime;
 
 /// Longer than one query takes, unless its runtime is stalled.
 const STALLED: Duration = Duration::from_secs(4);

@@ -8,8 +8,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::core::error::{ErrorKind, Result, config_error};
-use crate::core::url::Url;
+use palisade_core::engine::{Url, config_error};
+use palisade_core::{ErrorKind, Result};
 
 /// The contents of the PEM files that a URL names.
 #[derive(Clone, Default)]

@@ -9,7 +9,8 @@ use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, ClientConfig, SignatureScheme};
 
 use super::tls::Tls;
-use crate::core::error::{Error, ErrorKind, Result, config_error};
+use palisade_core::engine::config_error;
+use palisade_core::{Error, ErrorKind, Result};
 
 /// Whether a server asks for a client certificate that we don't have, and has never answered
 /// without one.

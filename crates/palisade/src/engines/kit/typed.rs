@@ -1,7 +1,7 @@
 //! `typed_config!`: an engine's configuration in Rust. Each setter sets the option of its name in a
 //! [`Url`], so that both ways to connect go through the same checks.
 //!
-//! [`Url`]: crate::core::url::Url
+//! [`Url`]: palisade_core::engine::Url
 
 /// Declares a typed configuration: its hosts if it has several, its own setters, the common ones,
 /// and optionally those of a login and of TLS. `$encrypt` changes a URL so that its connections are
@@ -19,13 +19,13 @@ macro_rules! typed_config {
         $(#[$about])*
         #[derive(Debug)]
         #[must_use = "a configuration does nothing until it is connected with"]
-        pub struct $name(crate::core::url::Url);
+        pub struct $name(palisade_core::engine::Url);
 
         impl $name {
             $($(#[$hosts_doc])*
             pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
                 let hosts = hosts.into_iter().map(Into::into).collect();
-                Self(crate::core::url::Url::new($scheme, hosts))
+                Self(palisade_core::engine::Url::new($scheme, hosts))
             })?
 
             $($($(#[$text_doc])*
@@ -104,7 +104,7 @@ macro_rules! typed_config {
             $(
             /// Encrypts connections, and trusts the system's certificate authorities.
             pub fn tls(mut self) -> Self {
-                let encrypt: fn(&mut crate::core::url::Url) = $encrypt;
+                let encrypt: fn(&mut palisade_core::engine::Url) = $encrypt;
                 encrypt(&mut self.0);
                 self
             }
@@ -129,8 +129,8 @@ macro_rules! typed_config {
             })?
         }
 
-        impl crate::core::url::IntoUrl for $name {
-            fn into_url(self) -> crate::core::error::Result<crate::core::url::Url> {
+        impl palisade_core::engine::IntoUrl for $name {
+            fn into_url(self) -> palisade_core::Result<palisade_core::engine::Url> {
                 Ok(self.0)
             }
         }

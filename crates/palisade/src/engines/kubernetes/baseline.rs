@@ -9,10 +9,8 @@ use parking_lot::Mutex;
 use super::client::{Client, Written};
 use super::config::client;
 use super::lease::Lease;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::url::{Settings, Url};
+use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// Opens the raw operations on the API server of `url`.
 pub(super) async fn open_baseline(mut url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {

@@ -9,29 +9,29 @@ use super::client::Client;
 use super::keys::Keys;
 use super::kubeconfig::Target;
 use super::{Kubernetes, KubernetesEngine};
-use crate::core::capability::{Capability, Guarantee, Permits, TtlRange};
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::typed_config;
+use palisade_core::engine::{
+    EngineFactory, EngineInfo, Permits, Settings, SharedEngine, TtlRange, Url, config_error,
+};
+use palisade_core::{Capability, Guarantee, Result};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["context", "kubeconfig", "service_account"];
 
-const CAPABILITY: Capability = Capability {
-    class: Guarantee::Consensus,
-    shared: false,
-    permits: Permits::Slots,
-    fair: false,
-    waiters_visible: false,
-    ttl: TtlRange {
+const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Consensus;
+    can.shared = false;
+    can.permits = Permits::Slots;
+    can.fair = false;
+    can.waiters_visible = false;
+    can.ttl = TtlRange {
         min: Duration::from_secs(1),
         // A Lease counts whole seconds.
         step: Duration::from_secs(1),
         ..Capability::FULL.ttl
-    },
-    ..Capability::FULL
+    };
+    can
 };
 
 /// What `connect` knows of it.
@@ -122,7 +122,7 @@ impl Kubernetes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::error::ErrorKind;
+    use palisade_core::ErrorKind;
 
     #[test]
     fn bad_urls_are_refused_without_repeating_them() {

@@ -15,8 +15,8 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::kubeconfig::Exec;
 use super::lease::{parse_time, wall_clock};
-use crate::core::clock::BootTime;
-use crate::core::error::{Result, config_error};
+use palisade_core::engine::config_error;
+use palisade_core::{BootTime, Result};
 
 /// How long a token is used before its file is read again: client-go's interval.
 const REREAD: Duration = Duration::from_secs(60);

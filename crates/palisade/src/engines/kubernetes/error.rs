@@ -8,8 +8,9 @@
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::core::error::{Error, ErrorKind, unreachable};
 use crate::engines::kit::broken_http;
+use palisade_core::engine::unreachable;
+use palisade_core::{Error, ErrorKind};
 
 /// The body of a refusal. Some refusals have another form.
 #[derive(Debug, Default, Deserialize)]

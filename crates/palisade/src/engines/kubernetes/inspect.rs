@@ -9,12 +9,10 @@ use std::time::Duration;
 use super::Kubernetes;
 use super::lease::{Holder, Lease};
 use super::release;
-use crate::core::claim::Ask;
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::{clock_off, plain_text};
+use palisade_core::engine::Ask;
+use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<LineReport>> {
     let (keys, client) = (&engine.keys, &engine.client);
@@ -82,22 +80,23 @@ fn report(engine: &Kubernetes, name: &Name, lease: &Lease) -> Option<LineReport>
         };
         !over && !line.has_ended(holder)
     });
-    let show = |holder: Holder| ClaimReport {
-        expires_in: holder.left(server).map(|left| later(left).min(holder.ttl)),
-        owner: holder.entry.as_ref().map(|entry| entry.owner.clone()),
-        ask,
-        value: holder.entry.as_ref().and_then(|entry| entry.value.clone()),
-        sequence: holder.entry.as_ref().map(|entry| entry.token),
-        evicted: holder.entry.as_ref().is_some_and(|entry| entry.evicted),
-        id: holder.id,
+    let show = |holder: Holder| {
+        let expires_in = holder.left(server).map(|left| later(left).min(holder.ttl));
+        let mut claim = ClaimReport::new(holder.id, ask);
+        claim.expires_in = expires_in;
+        claim.owner = holder.entry.as_ref().map(|entry| entry.owner.clone());
+        claim.value = holder.entry.as_ref().and_then(|entry| entry.value.clone());
+        claim.sequence = holder.entry.as_ref().map(|entry| entry.token);
+        claim.evicted = holder.entry.as_ref().is_some_and(|entry| entry.evicted);
+        claim
     };
     let mut holders: Vec<ClaimReport> = living.map(show).collect();
     holders.sort_by_key(|holder| holder.sequence);
-    (!holders.is_empty()).then(|| LineReport {
-        name: name.to_string(),
-        capacity: view.capacity,
-        holders,
-        waiters: Vec::new(),
+    (!holders.is_empty()).then(|| {
+        let mut line = LineReport::empty(name.to_string());
+        line.capacity = view.capacity;
+        line.holders = holders;
+        line
     })
 }
 
@@ -130,18 +129,16 @@ pub(super) async fn check(engine: &Kubernetes) -> Result<Checkup> {
         let needed = matches!(*verb, "get" | "create" | "update");
         match client.may(verb).await {
             Ok(true) => {}
-            Ok(false) => findings.push(Finding {
-                severity: if needed {
+            Ok(false) => findings.push(Finding::new(
+                if needed {
                     Severity::Warning
                 } else {
                     Severity::Info
                 },
-                code: "missing_right",
-                message: format!("this identity may not {verb} leases: {otherwise}"),
-                remedy: format!(
-                    "add {verb} to the verbs of its Role for leases in coordination.k8s.io"
-                ),
-            }),
+                "missing_right",
+                format!("this identity may not {verb} leases: {otherwise}"),
+                format!("add {verb} to the verbs of its Role for leases in coordination.k8s.io"),
+            )),
             Err(error) if error.kind() == ErrorKind::Denied => {
                 findings.push(unknown_rights(&error));
                 break;
@@ -149,18 +146,15 @@ pub(super) async fn check(engine: &Kubernetes) -> Result<Checkup> {
             Err(error) => return Err(error),
         }
     }
-    Ok(Checkup {
-        version,
-        clock_ahead_us: Some(ahead),
-        findings,
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.version = version;
+        checkup.clock_ahead_us = Some(ahead);
+        checkup.findings = findings;
+        checkup
     })
 }
 
 fn unknown_rights(error: &Error) -> Finding {
-    Finding {
-        severity: Severity::Info,
-        code: "rights_unknown",
-        message: format!("the API server does not say what this identity may do: {}", error.message()),
-        remedy: "allow create on selfsubjectaccessreviews in authorization.k8s.io, as the role system:basic-user does".to_owned(),
-    }
+    Finding::new(Severity::Info, "rights_unknown", format!("the API server does not say what this identity may do: {}", error.message()), "allow create on selfsubjectaccessreviews in authorization.k8s.io, as the role system:basic-user does".to_owned())
 }

@@ -11,8 +11,8 @@ use std::fmt::Write;
 
 use ring::digest::{SHA256, digest};
 
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::name::Name;
+use palisade_core::engine::config_error;
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 /// The longest name of a Lease.
 const LONGEST: usize = 253;

@@ -12,9 +12,9 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::credentials::Source;
-use crate::core::error::{Result, config_error};
-use crate::core::url::Url;
 use crate::engines::kit::Tls;
+use palisade_core::Result;
+use palisade_core::engine::{Url, config_error};
 
 /// The service account directory in a pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -389,7 +389,7 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::error::ErrorKind;
+    use palisade_core::ErrorKind;
 
     const ONE: &str = r#"
 apiVersion: v1

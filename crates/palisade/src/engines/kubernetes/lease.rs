@@ -17,11 +17,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::lines::Seen;
-use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::clock::{BootTime, unix_time};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::owner::Owner;
+use palisade_core::engine::{Ask, Claim, ClaimId, capacity_mismatch, unix_time};
+use palisade_core::report::Owner;
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 /// The line's name, because the Lease's own may be a hash.
 pub(super) const NAME: &str = "palisade/name";

@@ -15,12 +15,9 @@ use tokio::time::timeout;
 
 use super::keys::Keys;
 use super::lease::{Holder, Lease};
-use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::tombstones::Tombstones;
+use palisade_core::engine::{Claim, ClaimId, LeaseStart, Ticket};
+use palisade_core::{BootTime, Name, Result};
 
 /// The most unused lines that are remembered.
 const IDLE_LINES: usize = 1024;

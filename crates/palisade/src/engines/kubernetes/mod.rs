@@ -33,12 +33,9 @@ use self::client::Client;
 pub(crate) use self::config::FACTORY;
 use self::keys::Keys;
 use self::lines::{Line, Lines, Members};
-use crate::core::capability::Capability;
-use crate::core::engine::{Alarm, Engine};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::engine::{Alarm, Engine, Ticket};
+use palisade_core::{Capability, Name, Result};
 
 /// A namespace of palisade in one of Kubernetes.
 struct Kubernetes {

@@ -12,14 +12,10 @@ use super::acquire::read;
 use super::client::Written;
 use super::lease::{Entry, Lease};
 use super::lines::{Doubt, Line, Stage};
-use crate::core::claim::{Ask, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Outcome, Result};
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::leave::leave_twice;
+use palisade_core::engine::{Alarm, Amended, Amendment, Ask, ClaimId, Left, Ticket};
+use palisade_core::{BootTime, Error, Eviction, Name, Outcome, Result};
 
 /// What to do with a Lease.
 enum Change<T> {

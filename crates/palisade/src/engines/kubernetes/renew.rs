@@ -16,13 +16,10 @@ use super::client::Written;
 use super::inspect;
 use super::lease::{Entry, Lease};
 use super::lines::{Line, Stage};
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
-use crate::core::name::Name;
-use crate::core::ticket::{Lease as HeldLease, LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::timed;
+use palisade_core::engine::{Lease as HeldLease, LeaseStart, Renewal, Ticket};
+use palisade_core::{BootTime, Error, ErrorKind, Name, Outcome, Result};
 
 /// How many lines are renewed at a time, because the API server throttles a client that sends more.
 const AT_ONCE: usize = 16;

@@ -8,14 +8,10 @@ use super::client::Client;
 use super::local_queue::Next;
 use super::statements::{Parameters, Verb};
 use super::{error, from_ask, from_micros, micros};
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Outcome, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::sync;
-use crate::core::ticket::{LeaseStart, Ticket};
-use crate::core::wait::look_by;
+use palisade_core::engine::{
+    Claim, Entered, LeaseStart, Place, Ticket, capacity_mismatch, look_by, sync,
+};
+use palisade_core::{BootTime, Outcome, Result};
 
 /// How often a waiter polls where NOTIFY is unavailable: ten requests a second, and a grant is
 /// noticed 50 ms late on average.

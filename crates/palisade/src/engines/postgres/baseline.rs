@@ -14,11 +14,9 @@ use super::config;
 use super::connect::Server;
 use super::connection::{Connection, Listener, Notice};
 use super::error;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::PerRuntime;
+use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
+use palisade_core::{Error, ErrorKind, Result};
 
 fn failed(error: tokio_postgres::Error) -> Error {
     error::failed("baseline", &error)

@@ -7,12 +7,9 @@ use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
 use super::{PostgresEngine, shedlock};
-use crate::core::capability::Capability;
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, typed_config};
+use palisade_core::engine::{EngineFactory, EngineInfo, Settings, SharedEngine, Url, config_error};
+use palisade_core::{Capability, Result};
 
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[
@@ -28,9 +25,10 @@ pub(super) const OPTIONS: &[&str] = &[
     "user",
 ];
 
-pub(super) const CAPABILITY: Capability = Capability {
-    queue: true,
-    ..Capability::FULL
+pub(super) const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.queue = true;
+    can
 };
 
 /// What `connect` knows of it.
@@ -194,7 +192,7 @@ fn listener(text: &str, settings: &Settings) -> Result<Server> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::error::ErrorKind;
+    use palisade_core::ErrorKind;
 
     #[test]
     fn a_bad_listen_url_is_named_and_not_repeated() {

@@ -12,11 +12,9 @@ use super::client::Client;
 use super::config::{Config, OPTIONS};
 use super::error;
 use super::statements::{Parameters, Verb};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::token::Token;
-use crate::core::url::{Settings, Url};
 use crate::fence::{FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, sql};
+use palisade_core::engine::{Settings, Url};
+use palisade_core::{Name, Result, Token};
 
 const FENCE: &str = "fence";
 

@@ -11,10 +11,8 @@ use tokio_postgres::types::{ToSql, Type};
 use super::advisory::Keys;
 use super::schema::Schema;
 use super::{error, signed};
-use crate::core::claim::Mode;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::hold::Hold;
-use crate::core::name::Name;
+use palisade_core::engine::Mode;
+use palisade_core::{Error, ErrorKind, Hold, Name, Result};
 
 /// The SQLSTATE of a COMMIT whose guard is no longer held.
 pub(super) const LOST: &str = "PFG01";

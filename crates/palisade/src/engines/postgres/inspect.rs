@@ -12,14 +12,11 @@ use super::pooler::Between;
 use super::schema::Schema;
 use super::statements::{Verb, like};
 use super::{error, from_micros, micros, to_ask};
-use crate::core::claim::Ask;
-use crate::core::clock::unix_time;
-use crate::core::engine::BoxStream;
-use crate::core::error::Result;
-use crate::core::owner::Owner;
-use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::{clock_off, plain_text, timed};
+use palisade_core::Result;
+use palisade_core::engine::{Ask, BoxStream, unix_time};
+use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Owner, Scope, Severity};
 
 /// How often a watch polls its row, or the rows with its prefix. NOTIFY would have to be sent for
 /// every change, even when nobody watches.
@@ -61,16 +58,19 @@ fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
 fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
     let sequence: i64 = row.try_get(4)?;
     let owner: Option<&str> = row.try_get(7)?;
-    Ok(ClaimReport {
-        id: row.try_get(1)?,
-        owner: owner.and_then(|owner| Owner::from_json(owner.as_bytes())),
-        ask: to_ask(row.try_get(2)?, row.try_get(3)?),
-        value: row.try_get(8)?,
-        sequence: u64::try_from(sequence)
+    Ok({
+        let mut claim = ClaimReport::new(
+            row.try_get::<_, String>(1)?,
+            to_ask(row.try_get(2)?, row.try_get(3)?),
+        );
+        claim.owner = owner.and_then(|owner| Owner::from_json(owner.as_bytes()));
+        claim.value = row.try_get(8)?;
+        claim.sequence = u64::try_from(sequence)
             .ok()
-            .filter(|sequence| *sequence > 0),
-        expires_in: Some(from_micros(row.try_get(5)?)),
-        evicted: row.try_get(6)?,
+            .filter(|sequence| *sequence > 0);
+        claim.expires_in = Some(from_micros(row.try_get(5)?));
+        claim.evicted = row.try_get(6)?;
+        claim
     })
 }
 
@@ -175,10 +175,12 @@ pub(super) async fn examine(
     let encrypted = subject.server.is_encrypted();
     findings.extend(plain_text(&subject.server.hosts, encrypted));
     findings.extend(clock_off(ahead));
-    Ok(Checkup {
-        version: Some(text(row, "version").to_owned()),
-        clock_ahead_us: Some(ahead),
-        findings,
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.version = Some(text(row, "version").to_owned());
+        checkup.clock_ahead_us = Some(ahead);
+        checkup.findings = findings;
+        checkup
     })
 }
 

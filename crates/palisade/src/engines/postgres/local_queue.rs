@@ -14,10 +14,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::core::claim::{Claim, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::name::Name;
-use crate::core::ticket::LeaseStart;
+use palisade_core::engine::{Claim, ClaimId, LeaseStart};
+use palisade_core::{BootTime, Name};
 
 /// How many waiting claims of one client may be in the server's line of one name.
 const AHEAD: usize = 16;
@@ -206,8 +204,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::claim::Ask;
-    use crate::core::owner::Owner;
+    use palisade_core::engine::Ask;
+    use palisade_core::report::Owner;
 
     fn claim(name: &Name) -> Arc<Claim> {
         Arc::new(Claim {

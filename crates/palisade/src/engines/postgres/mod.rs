@@ -49,12 +49,10 @@ pub use schema::Schema;
 
 use self::client::Client;
 use self::config::CAPABILITY;
-use crate::core::capability::Capability;
-use crate::core::claim::Ask;
-use crate::core::engine::Engine;
-use crate::core::queue::SharedQueueStore;
-use crate::core::ticket::Ticket;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::Capability;
+use palisade_core::engine::{Ask, Engine, Ticket};
+use palisade_core::queue::SharedQueueStore;
 
 /// A namespace of one database.
 struct PostgresEngine {

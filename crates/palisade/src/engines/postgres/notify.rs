@@ -12,9 +12,8 @@ use futures_util::{StreamExt, stream};
 
 use super::client::Client;
 use super::connection::{Listener, Notice};
-use crate::core::claim::ClaimId;
-use crate::core::engine::{Alarm, BoxStream};
 use crate::engines::kit::push::PushHub;
+use palisade_core::engine::{Alarm, BoxStream, ClaimId};
 
 /// The pause before another attempt to listen for alarms while the server is down.
 const RETRY: Duration = Duration::from_millis(250);
@@ -70,7 +69,7 @@ pub(super) fn alarms(client: &Arc<Client>) -> BoxStream<Alarm> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::clock::BootTime;
+    use palisade_core::BootTime;
 
     #[tokio::test]
     async fn a_waiter_is_woken_for_its_claim_and_at_the_end() {

@@ -20,8 +20,8 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 use super::error;
 use super::schema::first_cell;
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::url::Url;
+use palisade_core::engine::{Url, config_error};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// What is between the client and the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,20 +18,16 @@ use tokio_postgres::{Row, Transaction};
 use super::client::Client;
 use super::statements::{Parameters, Verb, like};
 use super::{error, from_micros, micros, notify, signed};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Alarm, Audited, BoxStream, Left, Renewal};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::leasing::Leasing;
-use crate::core::name::Name;
-use crate::core::owner::Owner;
-use crate::core::queue::{
+use crate::engines::kit::push::Waiter;
+use palisade_core::engine::{
+    Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, LeaseStart, Leasing, Left, Renewal, Ticket,
+};
+use palisade_core::queue::{
     DEDUPLICATED, Delivery, Draft, FullReport, Message, MessageReport, MessageState, Pick, Pushed,
     Queue, QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
 };
-use crate::core::report::Scope;
-use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
-use crate::engines::kit::push::Waiter;
+use palisade_core::report::{Owner, Scope};
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 /// The SQLSTATE of a step in the user's transaction whose message another consumer has by now.
 pub(super) const LOST: &str = "PFQ01";
@@ -470,18 +466,19 @@ fn report(row: &Row) -> Result<MessageReport> {
     let owner: Option<String> = cell(row, 8)?;
     let token = cell::<i64>(row, 7)?.unsigned_abs();
     let claimed = state == MessageState::Claimed;
-    Ok(MessageReport {
-        key: cell(row, 2)?,
-        attempts: cell::<i32>(row, 4)?.unsigned_abs(),
-        pushed: cell::<i64>(row, 5)?.unsigned_abs(),
-        changes_in: cell::<Option<i64>>(row, 6)?.map(from_micros),
-        sequence: claimed.then_some(token),
-        owner: owner
+    Ok({
+        let mut message = MessageReport::new(cell(row, 1)?, number, state);
+        message.key = cell(row, 2)?;
+        message.attempts = cell::<i32>(row, 4)?.unsigned_abs();
+        message.pushed = cell::<i64>(row, 5)?.unsigned_abs();
+        message.changes_in = cell::<Option<i64>>(row, 6)?.map(from_micros);
+        message.sequence = claimed.then_some(token);
+        message.owner = owner
             .filter(|_| claimed)
-            .and_then(|owner| Owner::from_json(owner.as_bytes())),
-        why: cell(row, 9)?,
-        size: cell::<i64>(row, 10)?.unsigned_abs(),
-        ..MessageReport::new(cell(row, 1)?, number, state)
+            .and_then(|owner| Owner::from_json(owner.as_bytes()));
+        message.why = cell(row, 9)?;
+        message.size = cell::<i64>(row, 10)?.unsigned_abs();
+        message
     })
 }
 

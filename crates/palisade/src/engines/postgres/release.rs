@@ -4,12 +4,10 @@ use super::client::Client;
 use super::local_queue::Was;
 use super::statements::{Parameters, Verb};
 use super::{error, from_ask, signed};
-use crate::core::claim::{ClaimId, READERS};
-use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
+use palisade_core::engine::{
+    Amended, Amendment, ClaimId, Left, READERS, Ticket, capacity_mismatch,
+};
+use palisade_core::{Error, ErrorKind, Eviction, Name, Result};
 
 pub(super) async fn leave(client: &Client, ticket: &Ticket) -> Result<Left> {
     let in_doubt = match client.queue.leave(&ticket.name, ticket.claim) {

@@ -8,10 +8,8 @@ use tokio::time::Instant;
 use super::client::Client;
 use super::statements::{Parameters, Verb};
 use super::{from_micros, signed};
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::ticket::{Lease, LeaseStart, Ticket};
+use palisade_core::engine::{Lease, LeaseStart, Renewal, Ticket};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 /// What the functions return instead of a ttl in µs.
 const EVICTED: i64 = -1;

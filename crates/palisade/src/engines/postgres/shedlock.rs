@@ -18,19 +18,14 @@ use super::renew::{Round, incarnations};
 use super::schema::first_cell;
 use super::statements::{Parameters, Verb};
 use super::{error, from_micros, inspect, micros, signed};
-use crate::core::capability::{Capability, Permits};
-use crate::core::claim::{Ask, Claim};
-use crate::core::clock::BootTime;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::owner::Owner;
-use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
-use crate::core::ticket::{Lease, LeaseStart, Ticket};
 use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::engine::{
+    Alarm, Amended, Amendment, Ask, BoxStream, Claim, Engine, Entered, Lease, LeaseStart, Left,
+    Permits, Place, Renewal, Ticket,
+};
+use palisade_core::report::{Checkup, ClaimReport, LineReport, Owner, Scope};
+use palisade_core::{BootTime, Capability, Error, ErrorKind, Eviction, Name, Result};
 
 /// The longest name that fits into ShedLock's table.
 const LONGEST: usize = 64;
@@ -121,28 +116,24 @@ fn holder(locked_by: &str, left: Duration) -> ClaimReport {
     let mut word = || words.next().unwrap_or_default();
     let (kind, claim, sequence, _ttl, owner) = (word(), word(), word(), word(), word());
     let ours = matches!(kind, "palisade" | "evicting");
-    ClaimReport {
-        id: if ours { claim } else { locked_by }.to_owned(),
-        owner: Owner::from_json(owner.as_bytes()).filter(|_| ours),
-        ask: Ask::Whole,
-        value: None,
-        sequence: sequence.parse().ok().filter(|_| ours),
-        expires_in: Some(left),
-        evicted: kind == "evicting",
-    }
+    let mut report = ClaimReport::new(if ours { claim } else { locked_by }.to_owned(), Ask::Whole);
+    report.owner = Owner::from_json(owner.as_bytes()).filter(|_| ours);
+    report.sequence = sequence.parse().ok().filter(|_| ours);
+    report.expires_in = Some(left);
+    report.evicted = kind == "evicting";
+    report
 }
 
 impl Engine for ShedlockEngine {
     fn capability(&self) -> Capability {
-        Capability {
-            shared: false,
-            permits: Permits::None,
-            resize: false,
-            fair: false,
-            waiters_visible: false,
-            queue: false,
-            ..CAPABILITY
-        }
+        let mut can = CAPABILITY;
+        can.shared = false;
+        can.permits = Permits::None;
+        can.resize = false;
+        can.fair = false;
+        can.waiters_visible = false;
+        can.queue = false;
+        can
     }
 
     fn describe(&self) -> String {

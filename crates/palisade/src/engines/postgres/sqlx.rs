@@ -4,9 +4,8 @@
 use ::sqlx::{Error as SqlxError, Postgres, Transaction};
 
 use super::guard::{self, Guard};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::hold::Hold;
 use crate::fence::{Verdict, WriteToken, sql};
+use palisade_core::{Error, ErrorKind, Hold, Result};
 
 /// As [`present`](super::present).
 ///

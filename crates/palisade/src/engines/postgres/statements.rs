@@ -127,7 +127,7 @@ const FENCE_ACCEPT: &str = "INSERT INTO @schema@.fenced AS f (namespace, resourc
 const FENCE_READ: &str = "SELECT fence_token, CASE WHEN $3 THEN data END FROM @schema@.fenced \
      WHERE namespace = $1 AND resource = $2";
 
-/// The state of a message, as in [`MessageState::code`](crate::core::queue::MessageState::code).
+/// The state of a message, as in [`MessageState::code`](palisade_core::queue::MessageState::code).
 const MESSAGE_STATE: &str = "CASE WHEN m.dead THEN 'dead' WHEN m.behind THEN 'blocked' \
      WHEN m.due <= clock_timestamp() THEN 'ready' WHEN m.token > 0 THEN 'claimed' \
      ELSE 'delayed' END";

@@ -7,15 +7,11 @@ use redis::Cmd;
 use super::client::{Client, Script, unexpected_reply};
 use super::connection::Connection;
 use super::keys::LineKeys;
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::sync;
-use crate::core::ticket::{LeaseStart, Ticket};
-use crate::core::wait::look_by;
 use crate::engines::kit::Link;
+use palisade_core::engine::{
+    Claim, Entered, LeaseStart, Place, Ticket, capacity_mismatch, look_by, sync,
+};
+use palisade_core::{BootTime, Error, Result};
 
 /// The key outlives the lease by this many milliseconds: the server counts whole milliseconds, and
 /// the key must not expire before the lease does.

@@ -11,10 +11,10 @@ use super::client::Client;
 use super::connection::Connection;
 use super::error::fault;
 use super::notify::wake_channel;
-use crate::core::clock::{BootTime, unix_time};
-use crate::core::error::Result;
-use crate::core::report::{Checkup, Finding, Severity};
 use crate::engines::kit::{Host, Link, clock_off, plain_text, timed};
+use palisade_core::engine::unix_time;
+use palisade_core::report::{Checkup, Finding, Severity};
+use palisade_core::{BootTime, Result};
 
 /// The oldest version that has every command that the engine uses.
 const OLDEST: (u32, u32) = (6, 2);
@@ -102,10 +102,12 @@ impl Client {
         }
         findings.extend(self.persistence(link, number("aof_enabled") == 1).await?);
         findings.extend(self.channels(link).await?);
-        Ok(Checkup {
-            version: Some(version),
-            clock_ahead_us: Some(ahead),
-            findings,
+        Ok({
+            let mut checkup = Checkup::default();
+            checkup.version = Some(version);
+            checkup.clock_ahead_us = Some(ahead);
+            checkup.findings = findings;
+            checkup
         })
     }
 
@@ -206,9 +208,9 @@ pub(in crate::engines) fn merged(
         };
         whole.version = whole.version.or(checkup.version);
         ahead.extend(checkup.clock_ahead_us);
-        let findings = checkup.findings.into_iter().map(|finding| Finding {
-            message: format!("{host}: {}", finding.message),
-            ..finding
+        let findings = checkup.findings.into_iter().map(|mut finding| {
+            finding.message = format!("{host}: {}", finding.message);
+            finding
         });
         whole.findings.extend(findings);
     }

@@ -15,10 +15,9 @@ use super::connection::{Connection, Server};
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
 use super::sentinel::Sentinel;
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime, timed};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 /// A script, one per verb; its index in [`SOURCES`], then in [`WORK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

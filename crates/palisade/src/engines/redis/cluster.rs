@@ -18,10 +18,10 @@ use super::config::Access;
 use super::connection::{Connection, Role, Server};
 use super::error::fault;
 use super::keys::{LineKeys, hash_tag};
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime, timed};
+use palisade_core::engine::config_error;
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 const SLOTS: u16 = 16_384;
 

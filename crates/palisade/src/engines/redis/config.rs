@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use super::connection::Server;
-use crate::core::capability::{Capability, Guarantee, Tokens};
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::Url;
 use crate::engines::kit::{Host, Login, Tls, typed_config};
+use palisade_core::engine::{EngineFactory, EngineInfo, Tokens, Url, config_error};
+use palisade_core::{Capability, Guarantee, Result};
 
 /// The engine's own options.
 pub(in crate::engines) const OPTIONS: &[&str] = &[
@@ -19,11 +17,12 @@ pub(in crate::engines) const OPTIONS: &[&str] = &[
     "user",
 ];
 
-pub(in crate::engines) const CAPABILITY: Capability = Capability {
-    class: Guarantee::Timed,
-    tokens: Tokens::Floored,
-    queue: true,
-    ..Capability::FULL
+pub(in crate::engines) const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Timed;
+    can.tokens = Tokens::Floored;
+    can.queue = true;
+    can
 };
 
 /// What `connect` knows of it.

@@ -6,8 +6,9 @@ use std::io;
 use redis::RedisError;
 
 use super::connection::Server;
-use crate::core::error::{Error, ErrorKind, config_error};
 use crate::engines::kit::{Host, Login, about_tls, cause};
+use palisade_core::engine::config_error;
+use palisade_core::{Error, ErrorKind};
 
 /// The meaning of the server's first word, or of the word inside a script's error. The server says
 /// all of these before it writes anything, except what a script meets halfway.

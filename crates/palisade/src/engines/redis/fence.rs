@@ -9,12 +9,9 @@ use std::sync::Arc;
 use redis::{Cmd, FromRedisValue};
 
 use super::client::{Client, Script, unexpected_reply};
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::token::Token;
-use crate::core::url::{Settings, Url};
 use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken, digits, read_digits};
+use palisade_core::engine::{BoxFuture, Settings, Url};
+use palisade_core::{Error, ErrorKind, Name, Result, Token};
 
 /// Fenced strings and hashes in a Redis or Valkey server.
 #[derive(Clone)]

@@ -11,12 +11,10 @@ use super::client::{Client, Script, garbled};
 use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
-use crate::core::claim::{Ask, ClaimId};
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::owner::Owner;
-use crate::core::report::{ClaimReport, LineReport, Scope};
 use crate::engines::kit::Link;
+use palisade_core::engine::{Ask, ClaimId};
+use palisade_core::report::{ClaimReport, LineReport, Owner, Scope};
+use palisade_core::{Name, Result};
 
 /// How many keys one SCAN call visits, and how many lines are surveyed at once. Each takes the
 /// server a millisecond or two.
@@ -78,11 +76,12 @@ impl Client {
             return Ok(None);
         }
         holders.sort_by_key(|holder| holder.sequence);
-        Ok(Some(LineReport {
-            name: name.to_string(),
-            capacity,
-            holders,
-            waiters,
+        Ok(Some({
+            let mut line = LineReport::empty(name.to_string());
+            line.capacity = capacity;
+            line.holders = holders;
+            line.waiters = waiters;
+            line
         }))
     }
 }
@@ -121,14 +120,10 @@ fn read(answer: &Value) -> Option<Shown> {
     let mut holders = claims(holders)?;
     if !foreign.is_empty() {
         let lasts: i64 = number(lasts)?;
-        holders.push(ClaimReport {
-            id: foreign_id(foreign),
-            owner: None,
-            ask: Ask::Whole,
-            value: None,
-            sequence: None,
-            expires_in: u64::try_from(lasts).ok().map(Duration::from_millis),
-            evicted: false,
+        holders.push({
+            let mut claim = ClaimReport::new(foreign_id(foreign), Ask::Whole);
+            claim.expires_in = u64::try_from(lasts).ok().map(Duration::from_millis);
+            claim
         });
     }
     Some((capacity, holders, claims(waiters)?))
@@ -168,17 +163,20 @@ fn claim(value: &Value) -> Option<ClaimReport> {
         None => (rest, None),
     };
     let left: i64 = number(left)?;
-    Some(ClaimReport {
-        id: text(id)?.to_owned(),
-        owner: Owner::from_json(owner.as_bytes()),
-        ask: match weight {
-            0 => Ask::Whole,
-            weight => Ask::Part { weight, capacity },
-        },
-        value,
-        sequence: (token > 0).then_some(token),
-        expires_in: Some(Duration::from_micros(u64::try_from(left).unwrap_or(0))),
-        evicted,
+    Some({
+        let mut claim = ClaimReport::new(
+            text(id)?.to_owned(),
+            match weight {
+                0 => Ask::Whole,
+                weight => Ask::Part { weight, capacity },
+            },
+        );
+        claim.owner = Owner::from_json(owner.as_bytes());
+        claim.value = value;
+        claim.sequence = (token > 0).then_some(token);
+        claim.expires_in = Some(Duration::from_micros(u64::try_from(left).unwrap_or(0)));
+        claim.evicted = evicted;
+        claim
     })
 }
 

@@ -8,8 +8,8 @@
 //! key is `{KEY}:palisade`, or `KEY:palisade` if KEY has a hash tag of its own. No line's own key
 //! may look like a state key of another line.
 
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::name::Name;
+use palisade_core::engine::config_error;
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 /// The suffix of a state key.
 const SUFFIX: &str = ":palisade";

@@ -33,15 +33,11 @@ use self::config::{Target, Way};
 use self::connection::{Connection, Role};
 use self::keys::Keys;
 use self::sentinel::Sentinel;
-use crate::core::capability::Capability;
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::engine::Engine;
-use crate::core::error::Result;
-use crate::core::queue::SharedQueueStore;
-use crate::core::ticket::Ticket;
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{PerRuntime, absent, rooms};
+use palisade_core::engine::{Engine, Settings, SharedEngine, Ticket, Url};
+use palisade_core::queue::SharedQueueStore;
+use palisade_core::{Capability, Result};
 
 pub(in crate::engines) use acquire::ROUNDING;
 pub use config::Redis;

@@ -17,11 +17,10 @@ use super::client::Client;
 use super::connection::Freed;
 use super::error::fault;
 use super::sentinel::switches;
-use crate::core::claim::ClaimId;
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::report::Scope;
 use crate::engines::kit::push::PushHub;
+use palisade_core::engine::{Alarm, BoxStream, ClaimId};
+use palisade_core::report::Scope;
+use palisade_core::{Error, ErrorKind, Result};
 
 /// The channel of grants for this client.
 pub(in crate::engines) fn wake_channel(hub: &PushHub) -> String {
@@ -264,7 +263,7 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::clock::BootTime;
+    use palisade_core::BootTime;
 
     #[test]
     fn a_push_grants_only_what_the_line_had_not_given_before() {

@@ -18,20 +18,16 @@ use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
 use super::notify;
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Alarm, Audited, BoxStream, Left, Renewal};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::leasing::Leasing;
-use crate::core::name::Name;
-use crate::core::owner::Owner;
-use crate::core::queue::{
+use crate::engines::kit::{Link, renew_by_queue, timed};
+use palisade_core::engine::{
+    Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, Leasing, Left, Renewal, Ticket,
+};
+use palisade_core::queue::{
     DEDUPLICATED, Delivery, Draft, FullReport, Message, MessageReport, MessageState, Pick, Pushed,
     QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
 };
-use crate::core::report::Scope;
-use crate::core::ticket::{Lease, LeaseId, Ticket};
-use crate::engines::kit::{Link, renew_by_queue, timed};
+use palisade_core::report::{Owner, Scope};
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 /// How many keys one SCAN call visits.
 const STEP: usize = 1000;
@@ -435,16 +431,17 @@ fn shown(row: &[Value; SHOWN]) -> Option<FullReport> {
     let state = MessageState::of(&text(state)?);
     let claimed = state == MessageState::Claimed;
     let owner = some(owner).and_then(|owner| Owner::from_json(owner.as_bytes()));
-    let report = MessageReport {
-        key: some(key),
-        attempts: number(attempts)?,
-        pushed: number::<u64>(pushed)? / 1000,
-        changes_in: number(changes).map(Duration::from_micros),
-        sequence: number(token).filter(|_| claimed),
-        owner: owner.filter(|_| claimed),
-        why: some(why),
-        size: number(size)?,
-        ..MessageReport::new(some(id), number(of)?, state)
+    let report = {
+        let mut message = MessageReport::new(some(id), number(of)?, state);
+        message.key = some(key);
+        message.attempts = number(attempts)?;
+        message.pushed = number::<u64>(pushed)? / 1000;
+        message.changes_in = number(changes).map(Duration::from_micros);
+        message.sequence = number(token).filter(|_| claimed);
+        message.owner = owner.filter(|_| claimed);
+        message.why = some(why);
+        message.size = number(size)?;
+        message
     };
     Some((report, bytes(body)?.to_vec()))
 }

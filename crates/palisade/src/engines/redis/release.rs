@@ -4,12 +4,8 @@ use redis::Cmd;
 
 use super::client::{Client, Script};
 use super::inspect::foreign_value;
-use crate::core::claim::READERS;
-use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
+use palisade_core::engine::{Amended, Amendment, Left, READERS, Ticket, capacity_mismatch};
+use palisade_core::{Error, ErrorKind, Eviction, Name, Result};
 
 impl Client {
     pub(in crate::engines) async fn leave(&self, ticket: &Ticket) -> Result<Left> {

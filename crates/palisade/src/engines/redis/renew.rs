@@ -10,11 +10,9 @@ use super::client::{Client, Script, Servers, addressed, unexpected_reply};
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::LineKeys;
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::ticket::{Lease, LeaseStart, Ticket};
 use crate::engines::kit::{Link, timed};
+use palisade_core::engine::{Lease, LeaseStart, Renewal, Ticket};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 type Answers = Vec<RedisResult<String>>;
 

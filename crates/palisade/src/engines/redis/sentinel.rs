@@ -21,10 +21,10 @@ use super::client::Client;
 use super::config::Access;
 use super::connection::{Connection, Role, Server};
 use super::error::fault;
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, PerRuntime};
+use palisade_core::engine::{Alarm, BoxStream, config_error};
+use palisade_core::{Error, ErrorKind, Result};
 
 /// How often the sentinels are polled besides the subscription: a message can be lost.
 const POLL: Duration = Duration::from_secs(1);

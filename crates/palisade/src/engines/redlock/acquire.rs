@@ -16,13 +16,9 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use super::Redlock;
 use super::ballot::{Tried, attempt};
 use super::waiter::{LineWatch, Stage, User, Waiter};
-use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::Result;
-use crate::core::sync;
-use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::finish::finish;
+use palisade_core::engine::{Ask, Claim, ClaimId, Entered, LeaseStart, Place, Ticket, sync};
+use palisade_core::{BootTime, Result};
 
 /// A notification can be lost, and other tools send none, so a waiter tries at least this often.
 const TRIES_EVERY: Duration = Duration::from_millis(500);

@@ -13,16 +13,13 @@ use redis::Cmd;
 
 use super::Redlock;
 use super::node::{Doubt, Node, Retracted};
-use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::clock::{BootTime, unix_time};
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::sync;
-use crate::core::ticket::LeaseStart;
 use crate::engines::redis::ROUNDING;
 use crate::engines::redis::client::{Script, unexpected_reply};
 use crate::engines::redis::keys::LineKeys;
+use palisade_core::engine::{
+    Ask, BoxFuture, Claim, ClaimId, LeaseStart, capacity_mismatch, sync, unix_time,
+};
+use palisade_core::{BootTime, Error, ErrorKind, Outcome, Result};
 
 /// How many permits one attempt tries when others take them first.
 const PERMITS_TRIED: usize = 16;

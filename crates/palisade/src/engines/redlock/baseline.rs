@@ -6,11 +6,9 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 
 use super::config::Options;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::Result;
-use crate::core::url::{Settings, Url};
 use crate::engines::redis::baseline::{RedisBaseline, of_server};
+use palisade_core::Result;
+use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
 
 struct RedlockBaseline(Arc<Vec<RedisBaseline>>);
 

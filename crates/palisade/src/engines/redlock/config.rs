@@ -9,15 +9,14 @@ use parking_lot::Mutex;
 use super::RedlockEngine;
 use super::acquire::Waiting;
 use super::node::Node;
-use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, typed_config};
 use crate::engines::redis::config::{Access, database};
 use crate::engines::redis::connection::Server;
 use crate::engines::redis::keys::Keys;
+use palisade_core::engine::{
+    EngineFactory, EngineInfo, Permits, Settings, SharedEngine, Tokens, TtlRange, Url, config_error,
+};
+use palisade_core::{Capability, Guarantee, Result};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[
@@ -41,19 +40,20 @@ const MOST: usize = 64;
 /// long.
 const MAX_TTL: Duration = Duration::from_secs(60);
 
-pub(super) const CAPABILITY: Capability = Capability {
-    class: Guarantee::Timed,
-    shared: false,
-    permits: Permits::Slots,
-    resize: false,
-    fair: false,
-    waiters_visible: false,
-    tokens: Tokens::Floored,
-    ttl: TtlRange {
+pub(super) const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Timed;
+    can.shared = false;
+    can.permits = Permits::Slots;
+    can.resize = false;
+    can.fair = false;
+    can.waiters_visible = false;
+    can.tokens = Tokens::Floored;
+    can.ttl = TtlRange {
         max: MAX_TTL,
         ..Capability::FULL.ttl
-    },
-    ..Capability::FULL
+    };
+    can
 };
 
 /// What `connect` knows of it.
@@ -149,12 +149,13 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let options = Options::take(url, &settings)?;
     let keys = Keys::new(&settings.namespace)?;
-    let capability = Capability {
-        ttl: TtlRange {
+    let capability = {
+        let mut can = CAPABILITY;
+        can.ttl = TtlRange {
             max: options.max_ttl,
             ..CAPABILITY.ttl
-        },
-        ..CAPABILITY
+        };
+        can
     };
     let channel = format!("{:032x}", rand::random::<u128>());
     let count = options.servers.len();
@@ -232,7 +233,7 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::error::ErrorKind;
+    use palisade_core::ErrorKind;
 
     fn options(text: &str) -> Result<Options> {
         let mut url = Url::parse(text)?;

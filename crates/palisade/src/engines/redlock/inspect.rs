@@ -7,10 +7,9 @@ use std::time::Duration;
 use super::Redlock;
 use super::ballot::{Token, lasting, token};
 use super::node::Node;
-use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::redis::check::merged as merged_checkups;
+use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use palisade_core::{Name, Result};
 
 pub(super) async fn survey(engine: &Arc<Redlock>, scope: &Scope) -> Result<Vec<LineReport>> {
     survey_during(engine, "survey", scope).await
@@ -61,12 +60,10 @@ fn merged(answers: Vec<Vec<LineReport>>, quorum: usize) -> Vec<LineReport> {
         let agreed = claims.into_values().filter(|votes| votes.len() >= quorum);
         let mut holders: Vec<ClaimReport> = agreed.filter_map(|v| one(v, quorum)).collect();
         holders.sort_by_key(|holder| holder.sequence);
-        LineReport {
-            capacity: capacities.get(&name).copied(),
-            name,
-            holders,
-            waiters: Vec::new(),
-        }
+        let mut line = LineReport::empty(name);
+        line.capacity = capacities.get(&line.name).copied();
+        line.holders = holders;
+        line
     });
     reports.filter(|line| !line.holders.is_empty()).collect()
 }
@@ -77,13 +74,14 @@ fn one(votes: Vec<ClaimReport>, quorum: usize) -> Option<ClaimReport> {
     let left: Vec<Duration> = votes.iter().filter_map(|vote| vote.expires_in).collect();
     let evicted = votes.iter().any(|vote| vote.evicted);
     let shown = votes.into_iter().next()?;
-    Some(ClaimReport {
-        sequence: token(&counts, quorum).map(|token| match token {
+    Some({
+        let mut claim = shown;
+        claim.sequence = token(&counts, quorum).map(|token| match token {
             Token::Agreed(sequence) | Token::Raise(sequence) => sequence,
-        }),
-        expires_in: lasting(&left, quorum),
-        evicted,
-        ..shown
+        });
+        claim.expires_in = lasting(&left, quorum);
+        claim.evicted = evicted;
+        claim
     })
 }
 
@@ -95,15 +93,15 @@ pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
     let mut whole = merged_checkups(hosts.zip(answers));
     let nodes = engine.nodes.len();
     if nodes.is_multiple_of(2) {
-        whole.findings.push(Finding {
-            severity: Severity::Warning,
-            code: "even_servers",
-            message: format!(
+        whole.findings.push(Finding::new(
+            Severity::Warning,
+            "even_servers",
+            format!(
                 "{nodes} servers tolerate no more failures than {} do",
                 nodes - 1
             ),
-            remedy: "use an odd number of servers".to_owned(),
-        });
+            "use an odd number of servers".to_owned(),
+        ));
     }
     Ok(whole)
 }
@@ -111,7 +109,7 @@ pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::claim::Ask;
+    use palisade_core::engine::Ask;
 
     #[test]
     fn a_line_is_shown_as_a_majority_shows_it() {

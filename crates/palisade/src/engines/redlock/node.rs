@@ -7,15 +7,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::Cmd;
 
-use crate::core::claim::ClaimId;
-use crate::core::error::{Error, ErrorKind, Outcome, Result, config_error};
-use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime};
 use crate::engines::redis::client::{Client, Script, Servers, unexpected_reply};
 use crate::engines::redis::connection::{Connection, Freed, Role, Server};
 use crate::engines::redis::keys::{Keys, LineKeys};
 use crate::engines::redis::notify::FREE;
+use palisade_core::engine::{ClaimId, Settings, config_error};
+use palisade_core::{Error, ErrorKind, Outcome, Result};
 
 pub(super) struct Node {
     pub(super) at: usize,
@@ -224,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_server_votes_once() {
-        let host = Host::all(&crate::core::url::Url::parse("x://h").unwrap(), 1);
+        let host = Host::all(&palisade_core::engine::Url::parse("x://h").unwrap(), 1);
         let host = host.unwrap().remove(0);
         let known: RunIds = Arc::new(Mutex::new(vec![None; 3]));
         votes_once(&known, 0, &host, "a").unwrap();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 
 use super::Redlock;
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::Result;
-use crate::core::report::Scope;
 use crate::engines::redis::notify;
+use palisade_core::Result;
+use palisade_core::engine::{Alarm, BoxStream};
+use palisade_core::report::Scope;
 
 /// The alarms of all servers; each of them announces an eviction.
 pub(super) fn alarms(engine: &Arc<Redlock>) -> BoxStream<Alarm> {

@@ -8,13 +8,9 @@ use std::time::Duration;
 use super::Redlock;
 use super::node::{Doubt, Node, Retracted};
 use super::waiter::Stage;
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::ticket::Ticket;
 use crate::engines::redis::keys::LineKeys;
+use palisade_core::engine::{Amended, Amendment, ClaimId, Left, Ticket};
+use palisade_core::{BootTime, Error, ErrorKind, Eviction, Name, Result};
 
 /// How long a claim that was left is remembered here; the servers remember it for the same time.
 const REMEMBERED: Duration = Duration::from_secs(300);

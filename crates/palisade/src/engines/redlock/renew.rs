@@ -9,10 +9,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::Redlock;
 use super::ballot::lasting;
 use super::waiter::Stage;
-use crate::core::clock::BootTime;
-use crate::core::engine::{BoxFuture, Renewal};
-use crate::core::error::{Error, ErrorKind};
-use crate::core::ticket::{Lease, LeaseStart};
+use palisade_core::engine::{BoxFuture, Lease, LeaseStart, Renewal};
+use palisade_core::{BootTime, Error, ErrorKind};
 
 /// The servers' answers for one lease.
 #[derive(Default)]

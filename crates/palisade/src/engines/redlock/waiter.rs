@@ -11,12 +11,10 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 
-use crate::core::claim::Claim;
-use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
-use crate::core::ticket::LeaseStart;
 use crate::engines::redis::keys::LineKeys;
 use crate::engines::redis::notify::FREE;
+use palisade_core::BootTime;
+use palisade_core::engine::{Claim, LeaseStart, Renewal};
 
 /// A claim that waits.
 pub(super) struct Waiter {
@@ -239,10 +237,10 @@ mod tests {
 
     use super::super::acquire::Waiting;
     use super::*;
-    use crate::core::claim::{Ask, ClaimId};
-    use crate::core::name::Name;
-    use crate::core::owner::Owner;
     use crate::engines::redis::keys::Keys;
+    use palisade_core::Name;
+    use palisade_core::engine::{Ask, ClaimId};
+    use palisade_core::report::Owner;
 
     fn waiting(ttl: Duration) -> (Waiting, Arc<Waiter>) {
         let name = Name::new("a").unwrap();

@@ -11,14 +11,9 @@ use super::session::Session;
 use super::snapshot::{Ahead, Snapshot};
 use super::watches::Watched;
 use super::{Inner, notify};
-use crate::core::claim::{Ask, Claim};
-use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, ErrorKind, Outcome, Result};
-use crate::core::line::capacity_mismatch;
-use crate::core::sync::sleep_until;
-use crate::core::ticket::Ticket;
-use crate::core::wait::look_by;
+use palisade_core::engine::sync::sleep_until;
+use palisade_core::engine::{Ask, Claim, Entered, Place, Ticket, capacity_mismatch, look_by};
+use palisade_core::{BootTime, Error, ErrorKind, Outcome, Result};
 
 /// A claim of this client, from its enter to its leave.
 #[derive(Clone)]

@@ -10,10 +10,8 @@ use super::keys::Keys;
 use super::proto::{Answer, Lives, Request, code};
 use super::session::Session;
 use super::watches::Watched;
-use crate::core::baseline::Baseline;
-use crate::core::engine::BoxFuture;
-use crate::core::error::Result;
-use crate::core::url::{Settings, Url};
+use palisade_core::Result;
+use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
 
 /// How long a lost event may delay a hand-over.
 const RECHECK: Duration = Duration::from_secs(1);

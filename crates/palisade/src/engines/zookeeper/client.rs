@@ -14,10 +14,9 @@ use super::connection::Endpoints;
 use super::proto::{Acl, Answer, Request};
 use super::session::Session;
 use super::thread::Thread;
-use crate::core::engine::Alarm;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::ticket::LeaseId;
 use crate::engines::kit::shared_sessions::Maker;
+use palisade_core::engine::{Alarm, LeaseId};
+use palisade_core::{Error, ErrorKind, Result};
 
 pub(super) struct Client {
     pub(super) thread: Thread,
@@ -164,7 +163,7 @@ impl Client {
 }
 
 fn is_passing(error: &Error) -> bool {
-    use crate::core::error::Outcome;
+    use palisade_core::Outcome;
     let broke = error.is_transient() && error.outcome() == Outcome::MaybeApplied;
     broke || error.kind() == ErrorKind::Lost
 }

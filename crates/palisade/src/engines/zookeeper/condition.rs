@@ -4,7 +4,7 @@
 //! atomically with the writes, so a pause of the writer can't come in between.
 
 use super::keys::Child;
-use crate::core::hold::Hold;
+use palisade_core::Hold;
 
 /// A check that passes in a `multi` exactly while the hold has its place.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,11 +12,9 @@ use super::keys::{Keys, Layout};
 use super::proto::Acl;
 use super::renewals::Renewals;
 use super::{Inner, ZooKeeperEngine};
-use crate::core::capability::{Capability, Guarantee, TtlRange};
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls, typed_config};
+use palisade_core::engine::{EngineFactory, EngineInfo, Settings, TtlRange, Url, config_error};
+use palisade_core::{Capability, Guarantee, Result};
 
 /// Those of the servers, without and with TLS.
 const PORT: u16 = 2181;
@@ -32,19 +30,20 @@ const OPTIONS: &[&str] = &[
     "user",
 ];
 
-pub(super) const CAPABILITY: Capability = Capability {
-    class: Guarantee::Consensus,
+pub(super) const CAPABILITY: Capability = {
+    let mut can = Capability::FULL;
+    can.class = Guarantee::Consensus;
     // A node's name says what it weighs, and only its own session can replace it.
-    resize: false,
+    can.resize = false;
     // A session lives with one connection of one process.
-    detached: false,
+    can.detached = false;
     // At the usual tickTime of 2 s; the servers tell what they allow when they are connected to.
-    ttl: TtlRange {
+    can.ttl = TtlRange {
         min: Duration::from_millis(2_667),
         max: Duration::from_millis(26_666),
         step: Duration::from_millis(1),
-    },
-    ..Capability::FULL
+    };
+    can
 };
 
 /// What `connect` knows of it.

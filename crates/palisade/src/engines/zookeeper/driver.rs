@@ -15,10 +15,9 @@ use super::connection::{Connection, Endpoints, NoConnection, Ticket, take_packet
 use super::proto::{self, Answer, Packet, Request, code};
 use super::session::{CLOSING, Command, Failure, Shared, Told};
 use super::watches::Watches;
-use crate::core::clock::BootTime;
-use crate::core::engine::Alarm;
-use crate::core::error::{Error, Result};
-use crate::core::sync::sleep_until;
+use palisade_core::engine::Alarm;
+use palisade_core::engine::sync::sleep_until;
+use palisade_core::{BootTime, Error, Result};
 
 /// The pause after the first failed attempt to connect, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -2,7 +2,7 @@
 
 use super::proto::{Refused, code};
 use super::session::Failure;
-use crate::core::error::{Error, ErrorKind};
+use palisade_core::{Error, ErrorKind};
 
 /// The error for a request without an answer.
 pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {

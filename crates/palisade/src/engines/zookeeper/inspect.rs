@@ -10,12 +10,10 @@ use super::error;
 use super::keys::{Child, Record, is_marked};
 use super::proto::{Acl, Answer, READ, Request, Stat, code};
 use super::snapshot::{Place, Snapshot};
-use crate::core::capability::DEFAULT_TTL;
-use crate::core::clock::BootTime;
-use crate::core::error::Result;
-use crate::core::line::Seat;
-use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit;
+use palisade_core::engine::{DEFAULT_TTL, Seat};
+use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use palisade_core::{BootTime, Result};
 
 /// How many requests are pipelined.
 const TOGETHER: usize = 256;
@@ -185,34 +183,31 @@ fn report(name: String, snapshot: Snapshot) -> LineReport {
     let seats = snapshot.line.seats.into_iter();
     let seats = seats.filter(|seat| is_first(seat));
     let (holders, waiters): (Vec<_>, Vec<_>) = seats.partition(Seat::is_held);
-    LineReport {
-        name,
-        capacity,
-        holders: holders.into_iter().map(claim).collect(),
-        waiters: waiters.into_iter().map(claim).collect(),
-    }
+    let mut line = LineReport::empty(name);
+    line.capacity = capacity;
+    line.holders = holders.into_iter().map(claim).collect();
+    line.waiters = waiters.into_iter().map(claim).collect();
+    line
 }
 
 fn claim(seat: Seat<Place>) -> ClaimReport {
     let (is_held, place) = (seat.is_held(), seat.extra);
-    ClaimReport {
-        id: place.child.id(),
-        value: match &place.record {
-            Some(record) => record.value.clone(),
-            None => place.text,
-        },
-        // At most: only the servers know when it was last renewed.
-        expires_in: place.record.as_ref().map(|record| {
-            let since = place.renewed.map_or(Duration::ZERO, |renewed| {
-                BootTime::now().saturating_since(renewed)
-            });
-            Duration::from_millis(record.ttl).saturating_sub(since)
-        }),
-        owner: place.record.map(|record| record.owner),
-        ask: seat.ask,
-        sequence: is_held.then(|| u64::try_from(place.token).unwrap_or(0)),
-        evicted: seat.evicted,
-    }
+    let mut claim = ClaimReport::new(place.child.id(), seat.ask);
+    claim.value = match &place.record {
+        Some(record) => record.value.clone(),
+        None => place.text,
+    };
+    // At most: only the servers know when it was last renewed.
+    claim.expires_in = place.record.as_ref().map(|record| {
+        let since = place.renewed.map_or(Duration::ZERO, |renewed| {
+            BootTime::now().saturating_since(renewed)
+        });
+        Duration::from_millis(record.ttl).saturating_sub(since)
+    });
+    claim.owner = place.record.map(|record| record.owner);
+    claim.sequence = is_held.then(|| u64::try_from(place.token).unwrap_or(0));
+    claim.evicted = seat.evicted;
+    claim
 }
 
 /// The lines of a namespace.
@@ -347,10 +342,11 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     }
     let endpoints = &engine.client.endpoints;
     findings.extend(kit::plain_text(&endpoints.hosts, endpoints.is_encrypted()));
-    Ok(Checkup {
-        version,
-        clock_ahead_us: None,
-        findings,
+    Ok({
+        let mut checkup = Checkup::default();
+        checkup.version = version;
+        checkup.findings = findings;
+        checkup
     })
 }
 

@@ -28,11 +28,10 @@
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::name::Name;
-use crate::core::owner::Owner;
 use crate::engines::kit::uuid::{read_uuid, uuid};
+use palisade_core::engine::{Ask, Claim, ClaimId, config_error};
+use palisade_core::report::Owner;
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 /// What Curator writes into a holder's znode to ask for its release.
 const REVOKE: &[u8] = b"__REVOKE__";

@@ -48,11 +48,9 @@ use self::client::Client;
 use self::keys::Keys;
 use self::renewals::Renewals;
 use self::session::Session;
-use crate::core::capability::{Capability, TtlRange};
-use crate::core::claim::ClaimId;
-use crate::core::engine::Engine;
-use crate::core::ticket::Ticket;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::Capability;
+use palisade_core::engine::{ClaimId, Engine, Ticket, TtlRange};
 
 /// A client of an ensemble.
 struct ZooKeeperEngine(Arc<Inner>);
@@ -127,10 +125,9 @@ impl Inner {
 
 impl Engine for ZooKeeperEngine {
     fn capability(&self) -> Capability {
-        Capability {
-            ttl: self.0.ttl,
-            ..config::CAPABILITY
-        }
+        let mut can = config::CAPABILITY;
+        can.ttl = self.0.ttl;
+        can
     }
 
     fn describe(&self) -> String {

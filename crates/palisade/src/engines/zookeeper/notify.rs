@@ -12,11 +12,10 @@ use super::keys::is_marked;
 use super::proto::{Request, code};
 use super::session::Session;
 use super::watches::Watched;
-use crate::core::claim::ClaimId;
-use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::Result;
-use crate::core::report::Scope;
 use crate::engines::kit;
+use palisade_core::Result;
+use palisade_core::engine::{Alarm, BoxStream, ClaimId};
+use palisade_core::report::Scope;
 
 /// A place is watched for an eviction mark only after this time: one that is left sooner costs no
 /// watch, and no operator is that fast.

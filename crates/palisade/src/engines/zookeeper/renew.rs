@@ -10,10 +10,8 @@ use super::error;
 use super::keys::{Child, Keys};
 use super::proto::{ANY, Lives, Request, code};
 use super::session::Session;
-use crate::core::engine::{Audited, Renewal};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::ticket::{Lease, LeaseId, Ticket};
+use palisade_core::engine::{Audited, Lease, LeaseId, Renewal, Ticket};
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     join_all(

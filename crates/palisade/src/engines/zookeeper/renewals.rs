@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::core::clock::BootTime;
+use palisade_core::BootTime;
 
 /// How long a session is remembered after it was last read.
 const REMEMBERED: Duration = Duration::from_secs(600);

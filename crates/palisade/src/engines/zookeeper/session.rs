@@ -22,10 +22,8 @@ use super::error;
 use super::proto::{Answer, Request};
 use super::thread::Thread;
 use super::watches::{Watched, Watches};
-use crate::core::clock::BootTime;
-use crate::core::engine::Alarm;
-use crate::core::error::{Error, Result, no_connection};
-use crate::core::ticket::{LeaseId, LeaseStart};
+use palisade_core::engine::{Alarm, LeaseId, LeaseStart, no_connection};
+use palisade_core::{BootTime, Error, Result};
 
 /// How many answers in a row may be late before the connection is dropped.
 const LATE: u32 = 2;

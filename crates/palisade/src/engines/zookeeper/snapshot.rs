@@ -7,10 +7,8 @@
 use std::cmp::Ordering;
 
 use super::keys::{Child, Record};
-use crate::core::claim::{Ask, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::error::Result;
-use crate::core::line::{Line, Seat};
+use palisade_core::engine::{Ask, ClaimId, Line, Seat};
+use palisade_core::{BootTime, Result};
 
 /// What is kept of one ticket.
 #[derive(Debug, Clone)]

@@ -4,9 +4,9 @@
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::sync::Runtime;
+use palisade_core::engine::BoxFuture;
+use palisade_core::engine::sync::Runtime;
+use palisade_core::{Error, ErrorKind, Result};
 
 pub(super) struct Thread(mpsc::UnboundedSender<BoxFuture<()>>);
 

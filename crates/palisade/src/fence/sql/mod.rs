@@ -5,13 +5,13 @@
 //! Invariant: the tokens that the triggers accept for a row never decrease, even if the row was
 //! deleted in between.
 
-use crate::core::error::{Error, ErrorKind, Result};
+use palisade_core::{Error, ErrorKind, Result};
 
 use super::Rule;
 #[cfg(feature = "postgres")]
 use super::Verdict;
 #[cfg(feature = "postgres")]
-use crate::core::token::Token;
+use palisade_core::Token;
 
 /// The SQLSTATE of a stale token.
 pub const STALE: &str = "PFT01";

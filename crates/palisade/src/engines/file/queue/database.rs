@@ -14,13 +14,11 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use rustix::fs::{AtFlags, FileType, OFlags};
 use rustix::io::Errno;
 
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
 use crate::engines::file::boot::QUEUES;
 use crate::engines::file::dir::{self, Identity, identity};
 use crate::engines::file::error::{busy, file_failed, moved, unusable_dir};
 use crate::engines::file::store::Store;
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 const LAYOUT: i64 = 1;
 

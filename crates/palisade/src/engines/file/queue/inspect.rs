@@ -4,9 +4,9 @@ use rusqlite::{Row, params};
 
 use super::database::NEVER;
 use super::tx::{Tx, duration};
-use crate::core::error::Result;
-use crate::core::owner::Owner;
-use crate::core::queue::{FullReport, MessageReport, MessageState, Pick, QueueReport};
+use palisade_core::Result;
+use palisade_core::queue::{FullReport, MessageReport, MessageState, Pick, QueueReport};
+use palisade_core::report::Owner;
 
 /// The state of a message in SQL, as in [`MessageState::code`]; `?1` is now.
 const STATE: &str = "CASE WHEN dead THEN 'dead' WHEN behind THEN 'blocked' WHEN due <= ?1 THEN 'ready' \
@@ -124,17 +124,19 @@ fn report(row: &Row<'_>, now: i64) -> rusqlite::Result<MessageReport> {
     let claimed = state == MessageState::Claimed;
     let token: i64 = row.get(7)?;
     let owner: Option<String> = row.get(8)?;
-    Ok(MessageReport {
-        key: row.get(2)?,
-        attempts: row.get(4)?,
-        pushed: row.get::<_, i64>(5)?.unsigned_abs(),
-        changes_in: (due > now && due < NEVER).then(|| duration(due - now)),
-        sequence: claimed.then_some(token.unsigned_abs()),
-        owner: owner
+    Ok({
+        let mut message =
+            MessageReport::new(row.get(1)?, row.get::<_, i64>(0)?.unsigned_abs(), state);
+        message.key = row.get(2)?;
+        message.attempts = row.get(4)?;
+        message.pushed = row.get::<_, i64>(5)?.unsigned_abs();
+        message.changes_in = (due > now && due < NEVER).then(|| duration(due - now));
+        message.sequence = claimed.then_some(token.unsigned_abs());
+        message.owner = owner
             .filter(|_| claimed)
-            .and_then(|owner| Owner::from_json(owner.as_bytes())),
-        why: row.get(9)?,
-        size: row.get::<_, i64>(10)?.unsigned_abs(),
-        ..MessageReport::new(row.get(1)?, row.get::<_, i64>(0)?.unsigned_abs(), state)
+            .and_then(|owner| Owner::from_json(owner.as_bytes()));
+        message.why = row.get(9)?;
+        message.size = row.get::<_, i64>(10)?.unsigned_abs();
+        message
     })
 }

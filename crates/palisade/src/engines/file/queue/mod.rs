@@ -33,19 +33,16 @@ use super::error::{file_failed, forked};
 use super::notify::Sleeper;
 use super::store::Store;
 use super::{FileEngine, dir, keys};
-use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Alarm, Audited, BoxStream, Left, Renewal};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::leasing::Leasing;
-use crate::core::name::Name;
-use crate::core::queue::{
+use crate::engines::kit::renew_by_queue;
+use palisade_core::engine::{
+    Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, Leasing, Left, Renewal, Ticket,
+};
+use palisade_core::queue::{
     Draft, FullReport, MessageReport, Pick, Pushed, QueueReport, QueueStore, Receipt, Settlement,
     Take, Taken,
 };
-use crate::core::report::Scope;
-use crate::core::ticket::{Lease, LeaseId, Ticket};
-use crate::engines::kit::renew_by_queue;
+use palisade_core::report::Scope;
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 /// The suffix of database files.
 const DATABASE: &str = ".db";

@@ -8,12 +8,13 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::database::{NEVER, Opened, damaged, failed};
-use crate::core::claim::ClaimId;
-use crate::core::clock::unix_time;
-use crate::core::error::{Error, Result};
-use crate::core::queue::{DEDUPLICATED, Delivery, Draft, Pushed, Receipt, Settlement, Take, Taken};
 use crate::engines::file::liveness::{self, Hint, Peer};
 use crate::engines::file::store::Store;
+use palisade_core::engine::{ClaimId, unix_time};
+use palisade_core::queue::{
+    DEDUPLICATED, Delivery, Draft, Pushed, Receipt, Settlement, Take, Taken,
+};
+use palisade_core::{Error, Result};
 
 /// A sleeper that was registered longer ago has registered again since, or is gone.
 const ASLEEP: i64 = 3_000_000;

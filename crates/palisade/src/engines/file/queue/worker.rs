@@ -14,10 +14,8 @@ use tokio::sync::oneshot;
 use super::database::{self, Opened};
 use super::ended;
 use super::tx::Tx;
-use crate::core::clock::BootTime;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
 use crate::engines::file::store::Store;
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 /// The maximum number of requests in one transaction, so that others are not blocked for long.
 const BATCH: usize = 256;

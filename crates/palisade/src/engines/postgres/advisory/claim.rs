@@ -10,10 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::keys::Key;
 use super::session::{Session, Statement, Verb};
-use crate::core::claim::{Ask, Claim};
-use crate::core::clock::BootTime;
-use crate::core::engine::Place;
-use crate::core::sync;
+use palisade_core::BootTime;
+use palisade_core::engine::{Ask, Claim, Place, sync};
 
 /// A claim that waits or holds.
 pub(super) struct LocalClaim {

@@ -10,11 +10,11 @@ use super::super::schema::Schema;
 use super::AdvisoryEngine;
 use super::keys::Keys;
 use super::registry::Registry;
-use crate::core::capability::{Capability, EndsWith, Permits, TtlRange};
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Result, config_error};
-use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url};
+use palisade_core::engine::{
+    EndsWith, EngineFactory, EngineInfo, Permits, Settings, SharedEngine, TtlRange, Url,
+    config_error,
+};
+use palisade_core::{Capability, Result};
 
 /// The engine's own options.
 pub(in super::super) const OPTIONS: &[&str] = &[
@@ -34,23 +34,24 @@ pub(in super::super) const OPTIONS: &[&str] = &[
 /// it.
 const MAX_CONNECTIONS: usize = 50;
 
-pub(super) const CAPABILITY: Capability = Capability {
-    permits: Permits::None,
-    resize: false,
-    fair: false,
-    waiters_visible: false,
-    detached: false,
-    ends_with: EndsWith::Process,
-    ttl: TtlRange {
+pub(super) const CAPABILITY: Capability = {
+    let mut can = TABLE;
+    can.permits = Permits::None;
+    can.resize = false;
+    can.fair = false;
+    can.waiters_visible = false;
+    can.detached = false;
+    can.ends_with = EndsWith::Process;
+    can.ttl = TtlRange {
         min: Duration::from_millis(500),
         // The kernel ends the session of a client that is gone within 15 s, and not before 12 s; a
         // longer ttl would outlive it.
         max: Duration::from_secs(12),
         step: Duration::from_millis(1),
-    },
-    reentrant_session: true,
-    queue: false,
-    ..TABLE
+    };
+    can.reentrant_session = true;
+    can.queue = false;
+    can
 };
 
 /// What `connect` knows of it.

@@ -14,15 +14,11 @@ use super::claim::LocalClaim;
 use super::owner_record;
 use super::registry::Registry;
 use super::session::NAMELESS;
-use crate::core::claim::{Ask, ClaimId};
-use crate::core::clock::BootTime;
-use crate::core::engine::BoxStream;
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::name::Name;
-use crate::core::owner::Owner;
-use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::engines::kit::poll_watch::poll_watch;
 use crate::engines::kit::timed;
+use palisade_core::engine::{Ask, BoxStream, ClaimId};
+use palisade_core::report::{Checkup, ClaimReport, LineReport, Owner, Scope};
+use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
 /// The locks of this database. `$1` is the key of one line, or null; `$2` the namespace; `$3` the
 /// prefix of names.
@@ -86,14 +82,15 @@ impl Held {
 
     fn report(self, ours: Option<&LocalClaim>) -> ClaimReport {
         let said = self.said();
-        let mut report = ClaimReport {
-            id: said.map_or_else(|| format!("backend-{}", self.pid), |(id, _)| id.to_string()),
-            owner: self.owner,
-            ask: if self.shared { Ask::READ } else { Ask::Whole },
-            value: self.value,
-            sequence: said.map(|(_, sequence)| sequence),
-            expires_in: None,
-            evicted: false,
+        let mut report = {
+            let mut claim = ClaimReport::new(
+                said.map_or_else(|| format!("backend-{}", self.pid), |(id, _)| id.to_string()),
+                if self.shared { Ask::READ } else { Ask::Whole },
+            );
+            claim.owner = self.owner;
+            claim.value = self.value;
+            claim.sequence = said.map(|(_, sequence)| sequence);
+            claim
         };
         if let Some(local) = ours {
             let state = local.state.lock();

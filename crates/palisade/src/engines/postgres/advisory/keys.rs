@@ -8,8 +8,8 @@
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::core::error::{Error, ErrorKind, Result, config_error};
-use crate::core::name::Name;
+use palisade_core::engine::config_error;
+use palisade_core::{Error, ErrorKind, Name, Result};
 
 /// How the key is derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,11 +24,10 @@ pub(super) use keys::Keys;
 
 use self::config::CAPABILITY;
 use self::registry::Registry;
-use crate::core::capability::Capability;
-use crate::core::engine::{Alarm, BoxStream, Engine};
-use crate::core::ticket::Ticket;
 use crate::engines::kit::alarms::alarms;
 use crate::engines::kit::{absent, rooms};
+use palisade_core::Capability;
+use palisade_core::engine::{Alarm, BoxStream, Engine, Ticket};
 
 /// The session locks of one client.
 struct AdvisoryEngine {

@@ -14,8 +14,8 @@ use super::super::micros;
 use super::claim::LocalClaim;
 use super::registry::Registry;
 use super::session::NAMELESS;
-use crate::core::engine::Place;
-use crate::core::error::Result;
+use palisade_core::Result;
+use palisade_core::engine::Place;
 
 /// Long enough that a short lock is released by then even on a busy server, because a release has
 /// to wait while the record is written. Short enough that nobody misses the record.

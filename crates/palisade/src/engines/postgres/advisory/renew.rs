@@ -11,11 +11,9 @@ use super::super::error::failed;
 use super::super::pooler::no_session_locks;
 use super::registry::Registry;
 use super::session::Beat;
-use crate::core::clock::BootTime;
-use crate::core::engine::{Place, Renewal};
-use crate::core::error::{Error, ErrorKind, Result};
-use crate::core::ticket::{Lease, LeaseStart};
 use crate::engines::kit::timed;
+use palisade_core::engine::{Lease, LeaseStart, Place, Renewal};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 
 /// The sessions that were still waiting at the time `sent`.
 struct Waiting {

@@ -24,8 +24,8 @@ use super::super::pooler::{announced, no_session_locks};
 use super::super::schema::first_cell;
 use super::super::statements::{Parameters, Prepared};
 use super::keys::Key;
-use crate::core::clock::BootTime;
-use crate::core::error::{Result, no_connection};
+use palisade_core::engine::no_connection;
+use palisade_core::{BootTime, Result};
 
 /// How long the runtime that drives a connection may take to respond: far more than one needs that
 /// is not blocked, far less than heartbeats can spare.

@@ -347,7 +347,7 @@ impl Queue {
 
     /// The store of the queue, if it has this type.
     #[allow(dead_code, reason = "each engine has its own, or none")]
-    pub(crate) fn store_as<S: Any>(&self) -> Result<Option<&S>> {
+    pub fn store_as<S: Any>(&self) -> Result<Option<&S>> {
         Ok(self.store()?.as_any().downcast_ref())
     }
 

@@ -255,13 +255,13 @@ impl Message {
 
     /// The store of the message, if it has this type.
     #[allow(dead_code, reason = "each engine has its own, or none")]
-    pub(crate) fn store<S: Any>(&self) -> Option<&S> {
+    pub fn store<S: Any>(&self) -> Option<&S> {
         self.keeper.store().as_any().downcast_ref()
     }
 
     /// Stops renewing, because the user's own step is about to end the claim.
     #[allow(dead_code, reason = "each engine has its own, or none")]
-    pub(crate) fn part(&self) {
+    pub fn part(&self) {
         self.keeper.part_with(&self.ticket);
     }
 
@@ -272,7 +272,9 @@ impl Message {
         }
     }
 
-    pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
+    /// The error of an operation on a message that was lost, with the reason.
+    #[doc(hidden)]
+    pub fn lost_error(&self, operation: &'static str) -> Error {
         let why = match self.validity.loss() {
             Some(loss) => loss.to_string(),
             // Noticed by the clock or the store, before the keeper reported it.

@@ -171,4 +171,4 @@ impl Capability {
 
 /// Long enough that one slow renewal loses nothing, short enough that a dead machine is replaced
 /// soon.
-pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);

@@ -11,20 +11,20 @@ use ::shuttle::sync::MutexGuard;
 use ::shuttle::sync::atomic::Ordering;
 use futures_util::future::{Either, select};
 
-pub(crate) use ::shuttle::sync::atomic::AtomicU64;
+pub use ::shuttle::sync::atomic::AtomicU64;
 
 use crate::core::clock::BootTime;
 
 /// A mutex with the interface of the real one.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(::shuttle::sync::Mutex<T>);
+pub struct Mutex<T>(::shuttle::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self(::shuttle::sync::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -39,7 +39,7 @@ impl<T> Mutex<T> {
 }
 
 /// Reads the clock, which is a scheduling point.
-pub(crate) fn nanos() -> u64 {
+pub fn nanos() -> u64 {
     CLOCK.load(Ordering::SeqCst)
 }
 
@@ -49,11 +49,11 @@ pub(super) fn advance(by: Duration) {
     sleepers.into_iter().for_each(Waker::wake);
 }
 
-pub(crate) fn sleep_until(until: BootTime) -> Sleep {
+pub fn sleep_until(until: BootTime) -> Sleep {
     Sleep(until)
 }
 
-pub(crate) struct Sleep(BootTime);
+pub struct Sleep(BootTime);
 
 impl Future for Sleep {
     type Output = ();
@@ -69,7 +69,7 @@ impl Future for Sleep {
     }
 }
 
-pub(crate) async fn timeout<T>(limit: Duration, task: impl Future<Output = T>) -> Result<T, ()> {
+pub async fn timeout<T>(limit: Duration, task: impl Future<Output = T>) -> Result<T, ()> {
     match select(pin!(task), sleep_until(BootTime::now() + limit)).await {
         Either::Left((done, _)) => Ok(done),
         Either::Right(_) => Err(()),
@@ -77,18 +77,18 @@ pub(crate) async fn timeout<T>(limit: Duration, task: impl Future<Output = T>) -
 }
 
 /// A substitute for the runtime, without any state.
-pub(crate) struct Runtime;
+pub struct Runtime;
 
 impl Runtime {
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         Ok(Self)
     }
 
-    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+    pub fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         call()
     }
 
-    pub(crate) fn spawn(
+    pub fn spawn(
         self,
         name: &str,
         task: impl Future<Output = ()> + Send + 'static,

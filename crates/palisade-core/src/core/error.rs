@@ -138,7 +138,7 @@ impl Error {
     /// Records that nothing was changed: a read changes nothing, even if its reply was lost.
     #[must_use]
     #[allow(dead_code, reason = "some engines need it")]
-    pub(crate) fn not_applied(mut self) -> Self {
+    pub fn not_applied(mut self) -> Self {
         self.0.outcome = Outcome::NotApplied;
         self
     }
@@ -170,19 +170,19 @@ impl Error {
 }
 
 /// The error for an invalid argument of `connect`.
-pub(crate) fn config_error(message: impl Into<String>) -> Error {
+pub fn config_error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)
 }
 
 /// The error for a connection that can't be made now.
 #[allow(dead_code, reason = "some engines need it")]
-pub(crate) fn no_connection(message: impl Into<String>) -> Error {
+pub fn no_connection(message: impl Into<String>) -> Error {
     unreachable("connect", message)
 }
 
 /// The error for a server that does not answer.
 #[allow(dead_code, reason = "some engines need it")]
-pub(crate) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
+pub fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unreachable, operation, message)
 }
 

@@ -82,14 +82,7 @@ pub(crate) fn recheck_at(deadline: BootTime) -> BootTime {
 
 /// `until`, or sooner so that a lost notification is noticed. For engines, whose callers may ask
 /// them to wait longer.
-#[cfg(any(
-    feature = "etcd",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "zookeeper"
-))]
-pub(crate) fn look_by(until: BootTime) -> BootTime {
+pub fn look_by(until: BootTime) -> BootTime {
     until.min(BootTime::now() + RECHECK)
 }
 

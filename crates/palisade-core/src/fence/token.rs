@@ -20,7 +20,6 @@ pub struct ReadToken(Token);
 
 /// A token of either kind, to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Presented {
     /// The token of an exclusive hold.
     Write(WriteToken),
@@ -78,14 +77,12 @@ fn stored(token: Token) -> Result<i64> {
 }
 
 /// A token for stores that compare text: 20 digits, so that text order equals number order.
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
-pub(crate) fn digits(token: i64) -> String {
+pub fn digits(token: i64) -> String {
     format!("{token:020}")
 }
 
 /// Reads [`digits`]; `None` for anything else.
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
-pub(crate) fn read_digits(text: &[u8]) -> Option<Token> {
+pub fn read_digits(text: &[u8]) -> Option<Token> {
     let text = std::str::from_utf8(text).ok()?;
     let is_whole = text.len() == 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_whole).map(Token)
@@ -177,5 +174,19 @@ impl Hold {
                 "permits are not fenced: their tokens are not ordered with those of writers",
             )),
         }
+    }
+}
+
+#[cfg(feature = "http")]
+impl From<WriteToken> for http::HeaderValue {
+    fn from(token: WriteToken) -> Self {
+        token.token().0.into()
+    }
+}
+
+#[cfg(feature = "http")]
+impl From<ReadToken> for http::HeaderValue {
+    fn from(token: ReadToken) -> Self {
+        token.token().0.into()
     }
 }

@@ -7,6 +7,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod admission;
+pub mod alarms;
 #[cfg(feature = "baseline")]
 pub(crate) mod baseline;
 pub(crate) mod capability;
@@ -31,9 +32,10 @@ mod place;
 pub(crate) mod queue;
 pub(crate) mod registry;
 pub(crate) mod report;
-pub(crate) mod sync;
+pub mod sync;
 pub(crate) mod ticket;
 pub(crate) mod token;
+pub mod tombstones;
 pub(crate) mod url;
 pub(crate) mod validity;
 pub(crate) mod wait;

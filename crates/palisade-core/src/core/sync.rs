@@ -7,12 +7,12 @@
 #[cfg(not(palisade_shuttle))]
 mod real;
 #[cfg(not(palisade_shuttle))]
-pub(crate) use real::*;
+pub use real::*;
 
 #[cfg(palisade_shuttle)]
 mod shuttle;
 #[cfg(palisade_shuttle)]
-pub(crate) use self::shuttle::*;
+pub use self::shuttle::*;
 
 /// Advances the test's clock, and wakes all sleepers.
 #[cfg(palisade_shuttle)]

@@ -75,7 +75,7 @@ impl Ask {
 
     /// Weight and capacity as stores keep them: the whole line is 0 of 0.
     #[allow(dead_code, reason = "some engines need it")]
-    pub(crate) const fn numbers(self) -> (u32, u32) {
+    pub const fn numbers(self) -> (u32, u32) {
         match self {
             Self::Whole => (0, 0),
             Self::Part { weight, capacity } => (weight, capacity),

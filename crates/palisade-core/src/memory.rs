@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
+use crate::core::alarms;
 use crate::core::capability::{Capability, EndsWith, Guarantee, Tokens};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::{BootTime, unix_time};
@@ -29,16 +30,15 @@ use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync::{self, Mutex};
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+use crate::core::tombstones::Tombstones;
 use crate::core::url::{Settings, Url};
-use crate::engines::kit::alarms;
-use crate::engines::kit::tombstones::Tombstones;
 
 /// How long a claim that was left before it arrived is remembered: far longer than a request can be
 /// in flight, short enough that the memory use stays small.
 const TOMBSTONE: Duration = Duration::from_secs(300);
 
 /// The engine's entry in the registry.
-pub(crate) const FACTORY: EngineFactory = EngineFactory {
+pub const FACTORY: EngineFactory = EngineFactory {
     info: EngineInfo {
         name: "memory",
         schemes: &["memory"],

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::{Error, ErrorKind, Result};
 
 /// The longest name, in bytes of UTF-8.
-pub(crate) const MAX_NAME: usize = 255;
+pub const MAX_NAME: usize = 255;
 
 /// The name of a line: 1 to 255 bytes of UTF-8 without control characters.
 ///

@@ -12,17 +12,7 @@ use crate::core::engine::Eviction;
 use crate::core::error::Result;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::token::Token;
-use crate::core::url::IntoUrl;
 use crate::core::wait::Patience;
-
-/// Connects; see [`palisade::connect`](crate::connect()).
-///
-/// # Errors
-/// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
-pub fn connect(target: impl IntoUrl) -> Result<Client> {
-    let url = target.into_url()?;
-    wait(crate::connect(url))?.map(Client)
-}
 
 /// A client of one engine; see [`palisade::Client`](crate::Client).
 #[derive(Debug, Clone)]

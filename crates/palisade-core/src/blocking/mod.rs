@@ -19,6 +19,8 @@ mod hold;
 mod primitives;
 mod runtime;
 
-pub use client::{Client, connect};
+pub use client::Client;
 pub use hold::{Elected, Hold, MultiHold, ReentrantHold, RwHold};
 pub use primitives::{Election, Leaders, MultiLock, Mutex, ReentrantMutex, RwLock, Semaphore};
+#[doc(hidden)]
+pub use runtime::wait;

@@ -38,7 +38,7 @@ impl<X> Seat<X> {
     /// A seat of a line that was read from a store. Its id is its position, because other tools have
     /// no claim ids. Ended seats are not read.
     #[allow(dead_code, reason = "some engines need it")]
-    pub(crate) fn read(at: usize, ask: Ask, extra: X) -> Self {
+    pub fn read(at: usize, ask: Ask, extra: X) -> Self {
         Self {
             id: ClaimId(at as u128 + 1),
             ask,
@@ -125,7 +125,7 @@ impl<X> Line<X> {
 
     /// The capacity of the line and that of `ask`, if they differ. Such a claim is about to leave, or
     /// a mistake.
-    pub(crate) fn misfit(&self, ask: Ask) -> Option<(u32, u32)> {
+    pub fn misfit(&self, ask: Ask) -> Option<(u32, u32)> {
         let Ask::Part { capacity, .. } = ask else {
             return None;
         };
@@ -136,7 +136,7 @@ impl<X> Line<X> {
     /// The seat that the one at `at` waits for; `None` if it holds. It is the nearest one that
     /// excludes it, or `Some(None)` where any departure may make room for permits.
     #[allow(dead_code, reason = "some engines need it")]
-    pub(crate) fn ahead_of(&self, at: usize) -> Option<Option<&Seat<X>>> {
+    pub fn ahead_of(&self, at: usize) -> Option<Option<&Seat<X>>> {
         let seats = &self.seats[..=at];
         let me = &seats[at];
         let capacity = capacity(seats.iter().map(|seat| seat.ask));

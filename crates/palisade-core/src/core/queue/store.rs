@@ -148,7 +148,11 @@ impl Draft {
         self
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Whether a queue takes it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) with what is wrong.
+    pub fn check(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, "push", message));
         if self.body.len() > MAX_BODY {
             return refuse(format!(
@@ -325,7 +329,6 @@ pub enum Settlement {
 
 /// The messages that an operator selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Pick {
     /// The message with this id.
     Id(String),

@@ -7,12 +7,12 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::core::engine::{Alarm, BoxStream};
 
 /// A stream of the broadcast alarms; `Alarm::All` if some were missed.
-pub(crate) fn alarms(heard: broadcast::Receiver<Alarm>) -> BoxStream<Alarm> {
+pub fn alarms(heard: broadcast::Receiver<Alarm>) -> BoxStream<Alarm> {
     hints(heard, |alarm| Some(alarm.unwrap_or(Alarm::All)))
 }
 
 /// A stream of what `pick` makes of each message; `pick` receives `None` if some were missed.
-pub(crate) fn hints<T: Clone + Send + 'static, U: Send + 'static>(
+pub fn hints<T: Clone + Send + 'static, U: Send + 'static>(
     heard: broadcast::Receiver<T>,
     pick: impl Fn(Option<T>) -> Option<U> + Send + 'static,
 ) -> BoxStream<U> {

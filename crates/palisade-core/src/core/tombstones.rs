@@ -9,11 +9,11 @@ use crate::core::clock::BootTime;
 
 /// The claims, and until when each is remembered.
 #[derive(Debug, Default)]
-pub(crate) struct Tombstones(HashMap<ClaimId, BootTime>);
+pub struct Tombstones(HashMap<ClaimId, BootTime>);
 
 impl Tombstones {
     /// Remembers a claim for `lasts`, and removes expired ones from time to time.
-    pub(crate) fn add(&mut self, claim: ClaimId, now: BootTime, lasts: Duration) {
+    pub fn add(&mut self, claim: ClaimId, now: BootTime, lasts: Duration) {
         // Only when the map would grow otherwise: a scan for every claim would cost more.
         if self.0.len() == self.0.capacity() {
             self.0.retain(|_, until| *until > now);
@@ -22,7 +22,7 @@ impl Tombstones {
     }
 
     /// Whether the claim was left before it arrived.
-    pub(crate) fn has(&self, claim: ClaimId, now: BootTime) -> bool {
+    pub fn has(&self, claim: ClaimId, now: BootTime) -> bool {
         self.0.get(&claim).is_some_and(|until| *until > now)
     }
 }

@@ -12,7 +12,7 @@ use super::sync;
 
 /// Unix time by this machine's clock: for display, and as a lower bound of tokens. No lease is
 /// measured with it.
-pub(crate) fn unix_time() -> Duration {
+pub fn unix_time() -> Duration {
     UNIX_EPOCH.elapsed().unwrap_or_default()
 }
 

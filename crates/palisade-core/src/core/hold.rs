@@ -74,8 +74,7 @@ impl Hold {
     }
 
     /// The engine's current key of the place.
-    #[cfg(feature = "zookeeper")]
-    pub(crate) fn key(&self) -> Option<String> {
+    pub fn key(&self) -> Option<String> {
         self.place.keeper.engine().key(&self.place.ticket)
     }
 
@@ -195,7 +194,9 @@ impl Hold {
             .await
     }
 
-    pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
+    /// The error of an operation on a hold that was lost, with the reason.
+    #[doc(hidden)]
+    pub fn lost_error(&self, operation: &'static str) -> Error {
         lost_error(operation, self.name(), self.token, &self.validity)
     }
 }

@@ -3,14 +3,14 @@
 use std::future::Future;
 use std::io;
 
-pub(crate) use parking_lot::Mutex;
-pub(crate) use std::sync::atomic::AtomicU64;
-pub(crate) use tokio::time::timeout;
+pub use parking_lot::Mutex;
+pub use std::sync::atomic::AtomicU64;
+pub use tokio::time::timeout;
 
 use crate::core::clock::BootTime;
 
 /// Reads the lease clock.
-pub(crate) fn nanos() -> u64 {
+pub fn nanos() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -19,15 +19,21 @@ pub(crate) fn nanos() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-pub(crate) fn sleep_until(until: BootTime) -> tokio::time::Sleep {
+/// Sleeps until a moment of the lease clock.
+pub fn sleep_until(until: BootTime) -> tokio::time::Sleep {
     tokio::time::sleep(until.remaining())
 }
 
 /// A single-threaded runtime for a thread of its own.
-pub(crate) struct Runtime(tokio::runtime::Runtime);
+#[derive(Debug)]
+pub struct Runtime(tokio::runtime::Runtime);
 
 impl Runtime {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A runtime that nothing runs on yet.
+    ///
+    /// # Errors
+    /// When the system refuses what it needs, such as descriptors.
+    pub fn new() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -35,13 +41,13 @@ impl Runtime {
     }
 
     /// Calls a function that needs a runtime context.
-    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+    pub fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _entered = self.0.enter();
         call()
     }
 
     /// Runs `task` to completion on a new thread.
-    pub(crate) fn spawn(
+    pub fn spawn(
         self,
         name: &str,
         task: impl Future<Output = ()> + Send + 'static,

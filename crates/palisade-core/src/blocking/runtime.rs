@@ -25,7 +25,7 @@ static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(|| {
 /// # Errors
 /// [`ErrorKind::WouldBlock`] on the only thread of a runtime, [`ErrorKind::Denied`] when no thread
 /// can be started.
-pub(super) fn wait<T>(future: impl Future<Output = T>) -> Result<T> {
+pub fn wait<T>(future: impl Future<Output = T>) -> Result<T> {
     let runtime = RUNTIME.as_ref().map_err(|error| {
         let message = "the runtime of blocking calls can't be started; are limits reached?";
         Error::new(ErrorKind::Denied, "blocking", message).because(error.to_string())

@@ -248,8 +248,7 @@ pub enum Left {
 
 impl Left {
     /// `Done` if the place was there.
-    #[allow(dead_code, reason = "some engines need it")]
-    pub(crate) fn of(was_there: bool) -> Self {
+    pub fn of(was_there: bool) -> Self {
         if was_there { Self::Done } else { Self::Absent }
     }
 }

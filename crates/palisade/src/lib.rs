@@ -174,10 +174,10 @@ pub mod command {
     pub use crate::connect::{Prepared, prepare, registry, schemes};
     #[cfg(feature = "http")]
     pub use crate::engines::http::config::own_folder;
-    #[cfg(feature = "http")]
-    pub use crate::engines::kit::plain_http_client;
     pub use palisade_core::command::*;
     #[cfg(feature = "baseline")]
     pub use palisade_core::engine::Baseline;
     pub use palisade_core::engine::parse_duration;
+    #[cfg(feature = "http")]
+    pub use palisade_kit::plain_http_client;
 }

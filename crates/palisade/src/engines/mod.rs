@@ -8,7 +8,6 @@ pub mod etcd;
 pub mod file;
 #[cfg(feature = "http")]
 pub mod http;
-pub(crate) mod kit;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 #[cfg(feature = "memory")]

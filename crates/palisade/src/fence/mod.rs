@@ -3,20 +3,16 @@
 mod file;
 #[cfg(feature = "tower")]
 pub mod http;
-pub mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
-mod store;
 
 pub use palisade_core::fence::*;
+pub use palisade_kit::sql;
 
 pub use crate::connect::{open_fence as open, open_strict_fence as open_strict};
 pub use file::FileFence;
 #[cfg(feature = "file")]
 pub(crate) use file::{encode, encode_to};
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
-pub(crate) use store::{FenceStore, Stored};
 
 #[cfg(test)]
 mod tests;

@@ -14,10 +14,10 @@ use super::keys::Line;
 use super::kv::TxnError;
 use super::sessions::{Begun, Member, Stage};
 use super::snapshot::{Decision, Snapshot, Spot, Watch};
-use crate::engines::kit::cas::Retry;
-use crate::engines::kit::finish::finish;
 use palisade_core::engine::{Ask, Claim, ClaimId, Entered, LeaseStart, Mode, Place, Ticket};
 use palisade_core::{BootTime, Error, ErrorKind, Outcome, Result};
+use palisade_kit::cas::Retry;
+use palisade_kit::finish::finish;
 
 /// A claim that does not wait retries for this fraction of the request timeout: 50 ms by default.
 /// Its first read is not counted.

@@ -18,11 +18,11 @@ use serde::Deserialize;
 
 use super::error::{UNKNOWN_TOKEN, WHO, broken, denied, not_consul, refused};
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
-use crate::engines::kit::{
-    Asked, Host, Link, PerRuntime, SecretFile, Tls, first_to_answer, http_client_with, timed,
-};
 use palisade_core::engine::{config_error, no_connection, unreachable};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::{
+    Asked, Host, Link, PerRuntime, SecretFile, Tls, first_to_answer, http_client_with, timed,
+};
 
 /// The header with the ACL token.
 const TOKEN: HeaderName = HeaderName::from_static("x-consul-token");

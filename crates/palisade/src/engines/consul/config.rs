@@ -9,12 +9,12 @@ use super::ConsulEngine;
 use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
 use palisade_core::engine::{
     EngineFactory, EngineInfo, Permits, Settings, SharedEngine, TtlRange, Url, config_error,
     parse_duration,
 };
 use palisade_core::{Capability, Error, ErrorKind, Guarantee, Result};
+use palisade_kit::{Asked, Host, SecretFile, Tls, typed_config};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[

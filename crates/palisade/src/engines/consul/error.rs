@@ -6,9 +6,9 @@
 
 use reqwest::StatusCode;
 
-use crate::engines::kit::{about_tls, broken_http};
 use palisade_core::engine::unreachable;
 use palisade_core::{Error, ErrorKind};
+use palisade_kit::{about_tls, broken_http};
 
 /// The name of the other side in messages.
 pub(super) const WHO: &str = "Consul";

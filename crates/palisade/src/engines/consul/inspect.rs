@@ -15,10 +15,10 @@ use super::error::UNKNOWN_TOKEN;
 use super::keys::Keys;
 use super::kv::{Op, Pair, Record, SEMAPHORE, session_id, session_text};
 use super::snapshot::{Snapshot, Spot};
-use crate::engines::kit::plain_text;
 use palisade_core::engine::{Ask, Mode, READERS, parse_duration};
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use palisade_core::{ErrorKind, Name, Result};
+use palisade_kit::plain_text;
 
 /// The most lines that one sweep cleans up.
 const LINES_SWEPT: usize = 64;

@@ -10,9 +10,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub(super) use crate::engines::kit::uuid::{read_uuid as session_id, uuid as session_text};
 use palisade_core::engine::{Claim, ClaimId};
 use palisade_core::report::Owner;
+pub(super) use palisade_kit::uuid::{read_uuid as session_id, uuid as session_text};
 
 /// The flags of a key that is an exclusive lock (`api.LockFlagValue`).
 pub(super) const LOCK: u64 = 0x2ddc_cbc0_58a5_0c18;

@@ -35,11 +35,11 @@ use self::keys::Keys;
 use self::kv::session_text;
 use self::sessions::Sessions;
 use self::snapshot::Spot;
-use crate::engines::kit::shared_sessions::Maker;
-use crate::engines::kit::single_flight::SingleFlight;
-use crate::engines::kit::{Host, absent, rooms};
 use palisade_core::Capability;
 use palisade_core::engine::{Alarm, Engine, Ticket};
+use palisade_kit::shared_sessions::Maker;
+use palisade_kit::single_flight::SingleFlight;
+use palisade_kit::{Host, absent, rooms};
 
 /// A namespace of one Consul.
 struct Consul {

@@ -9,10 +9,10 @@ use super::Consul;
 use super::client::Read;
 use super::kv::Op;
 use super::renew::SWEEP;
-use crate::engines::kit;
 use palisade_core::engine::{Alarm, BoxStream};
 use palisade_core::report::Scope;
 use palisade_core::{BootTime, Result};
+use palisade_kit as kit;
 
 /// The wait of one blocking query for marks or changes. A dead connection is noticed after it.
 const NAP: Duration = Duration::from_secs(10);

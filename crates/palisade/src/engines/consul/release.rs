@@ -9,13 +9,13 @@ use super::keys::Line;
 use super::kv::{Op, Pair, session_id, session_text};
 use super::sessions::{Member, Stage};
 use super::snapshot::{Snapshot, Spot, remove};
-use crate::engines::kit::cas::Retry;
-use crate::engines::kit::leave::leave_twice;
 use palisade_core::engine::{
     Alarm, Amended, Amendment, Ask, ClaimId, LeaseId, Left, Mode, READERS, Ticket,
     capacity_mismatch,
 };
 use palisade_core::{Eviction, Name, Result};
+use palisade_kit::cas::Retry;
+use palisade_kit::leave::leave_twice;
 
 pub(super) async fn leave(engine: &Consul, ticket: &Ticket) -> Result<Left> {
     leave_twice(|| leave_once(engine, ticket)).await

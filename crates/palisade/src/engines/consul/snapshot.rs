@@ -17,9 +17,9 @@ use super::client::{Client, Committed, Read};
 use super::keys::Line;
 use super::kv::{Holders, LOCK, Op, Pair, READERS, Record, SEMAPHORE, session_id};
 use super::sessions::Member;
-use crate::engines::kit::cas::Retry;
 use palisade_core::engine::{Ask, ClaimId, Mode, READERS as ALL_READERS, capacity_mismatch};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::cas::Retry;
 
 /// How many dead keys of one kind one transaction deletes; Consul takes 64 operations.
 const SWEPT: usize = 20;

@@ -14,12 +14,12 @@ use super::proto::{KeyValue, RangeRequest, TxnRequest};
 use super::snapshot::{Ahead, Snapshot};
 use super::txn;
 use super::watch::Range;
-use crate::engines::kit::Link;
 use palisade_core::engine::sync::sleep_until;
 use palisade_core::engine::{
     Alarm, Ask, Claim, Entered, Place, Ticket, capacity_mismatch, look_by,
 };
 use palisade_core::{BootTime, Error, ErrorKind, Outcome, Result};
+use palisade_kit::Link;
 
 /// A claim of this client, from its enter to its leave.
 #[derive(Debug, Clone)]

@@ -19,8 +19,8 @@ use super::keys;
 use super::proto::{Call, Header, LeaseKeepAliveRequest, LeaseResponse};
 use super::txn;
 use super::watch::{Range, Watch, Watcher};
-use crate::engines::kit::{Link, PerRuntime, timed};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::{Link, PerRuntime, timed};
 
 /// The largest reply that is accepted: a survey of very many lines.
 const LARGEST: usize = 64 << 20;

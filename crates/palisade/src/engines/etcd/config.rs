@@ -12,11 +12,11 @@ use super::keys::Keys;
 use super::leases::Leases;
 use super::transport::{Endpoints, PORT};
 use super::{EtcdEngine, Inner};
-use crate::engines::kit::{self, Host, Login, PerRuntime, Tls, typed_config};
 use palisade_core::engine::{
     BoxFuture, EngineFactory, EngineInfo, Settings, TtlRange, Url, config_error,
 };
 use palisade_core::{Capability, Guarantee, Result};
+use palisade_kit::{self as kit, Host, Login, PerRuntime, Tls, typed_config};
 
 pub(super) const CAPABILITY: Capability = {
     let mut can = Capability::FULL;

@@ -11,11 +11,10 @@ use super::config;
 use super::keys::Keys;
 use super::proto::{Compare, KeyValue, LESS, TxnRequest, VALUE};
 use super::txn::{created_at, delete, found, one, plain, put, read};
-use crate::fence::{
-    FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, digits, read_digits,
-};
 use palisade_core::engine::{Settings, Url};
+use palisade_core::fence::{Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
+use palisade_kit::fence_store::{FenceStore, Stored};
 
 /// How often a write is retried because others created or removed the mark in between.
 const TRIES: u32 = 20;

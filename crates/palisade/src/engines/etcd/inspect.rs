@@ -14,10 +14,10 @@ use super::proto::{
 };
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
-use crate::engines::kit;
 use palisade_core::engine::Seat;
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use palisade_core::{ErrorKind, Result};
+use palisade_kit as kit;
 
 /// A survey asks for the remaining time of at most this many leases, one request each. With more
 /// leases the times are left out.

@@ -22,9 +22,9 @@ use super::acquire::Known;
 use super::client::Client;
 use super::keys;
 use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
-use crate::engines::kit::shared_sessions::Maker;
 use palisade_core::engine::{Claim, LeaseId, LeaseStart, Ticket};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::shared_sessions::Maker;
 
 /// The most unused keys that a lease keeps.
 const MOST_KEYS: usize = 4096;
@@ -265,10 +265,10 @@ pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engines::kit::PerRuntime;
     use palisade_core::Name;
     use palisade_core::engine::{Ask, ClaimId};
     use palisade_core::report::Owner;
+    use palisade_kit::PerRuntime;
 
     #[test]
     fn another_history_is_noticed_and_answers_out_of_order_are_none() {

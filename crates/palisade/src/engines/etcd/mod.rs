@@ -45,9 +45,9 @@ use self::keys::Keys;
 use self::leases::Leases;
 use self::proto::RequestOp;
 use self::transport::Endpoints;
-use crate::engines::kit::{absent, rooms};
 use palisade_core::Capability;
 use palisade_core::engine::{Alarm, ClaimId, Engine, Ticket};
+use palisade_kit::{absent, rooms};
 
 /// A client of a cluster.
 struct EtcdEngine(Arc<Inner>);

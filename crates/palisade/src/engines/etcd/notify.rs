@@ -13,10 +13,10 @@ use super::keys;
 use super::proto::RangeRequest;
 use super::txn;
 use super::watch::{Range, Watch};
-use crate::engines::kit;
 use palisade_core::Result;
 use palisade_core::engine::{Alarm, BoxStream};
 use palisade_core::report::Scope;
+use palisade_kit as kit;
 
 /// The pause before a broken watch is restarted: long enough to avoid a hot loop, short enough not
 /// to matter.

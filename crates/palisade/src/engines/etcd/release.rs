@@ -9,10 +9,10 @@ use super::leases::{self, own_lease};
 use super::proto::{Compare, RequestOp, TxnRequest};
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
-use crate::engines::kit::cas::Retry;
-use crate::engines::kit::leave::leave_twice;
 use palisade_core::engine::{Amended, Amendment, Ask, Left, Ticket};
 use palisade_core::{Error, ErrorKind, Eviction, Name, Result};
+use palisade_kit::cas::Retry;
+use palisade_kit::leave::leave_twice;
 
 /// The most operations that etcd takes in one transaction (`--max-txn-ops`).
 const MOST_OPS: usize = 128;

@@ -12,9 +12,9 @@ use super::keys::{self, Record};
 use super::leases::{number, own_lease, seconds};
 use super::proto::LeaseTimeToLiveRequest;
 use super::txn;
-use crate::engines::kit::timed;
 use palisade_core::engine::{Audited, ClaimId, Lease, LeaseId, LeaseStart, Renewal, Ticket};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::timed;
 
 /// How many marks without a place one audit removes: fewer than etcd takes in one transaction.
 const MOST_SWEPT: usize = 64;

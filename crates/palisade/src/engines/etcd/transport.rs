@@ -27,11 +27,9 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::client::Connection;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
-use crate::engines::kit::{
-    Asked, Host, Login, Tls, about_tls, cause, first_to_answer, refuses_ours, why,
-};
 use palisade_core::engine::{BoxFuture, config_error, no_connection};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::{Asked, Host, Login, Tls, about_tls, cause, first_to_answer, refuses_ours, why};
 
 /// The head start of each member over the next: longer than a reply takes on a local network, and
 /// far shorter than any ttl.

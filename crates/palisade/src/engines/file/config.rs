@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::engines::kit::typed_config;
 use palisade_core::engine::{EndsWith, EngineFactory, EngineInfo, Url, config_error};
 use palisade_core::{Capability, Result};
+use palisade_kit::typed_config;
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["allow_network_fs", "ends_with", "shared"];

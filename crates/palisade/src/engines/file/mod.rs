@@ -39,14 +39,14 @@ use self::config::{CAPABILITY, Config};
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::Store;
-use crate::engines::kit::alarms::alarms;
-use crate::engines::kit::{absent, rooms};
 use palisade_core::engine::{
     Alarm, BoxStream, DEFAULT_TTL, EndsWith, Engine, Settings, SharedEngine, Ticket, Url,
     no_connection,
 };
 use palisade_core::queue::SharedQueueStore;
 use palisade_core::{Capability, Error, ErrorKind, Result};
+use palisade_kit::alarms::alarms;
+use palisade_kit::{absent, rooms};
 
 /// The directory of fences, apart from the lines, which end with a boot.
 const FENCES: &str = "fences";

@@ -16,8 +16,8 @@ use super::line_file::{LineFile, Lock, OpenFiles, UNFINISHED};
 use super::liveness::Liveness;
 use super::notify::Watcher;
 use super::tx::{Suspects, Tx};
-use crate::engines::kit::tombstones::Tombstones;
 use palisade_core::Result;
+use palisade_kit::tombstones::Tombstones;
 
 /// The maximum number of lines to check when a store is opened, which takes some milliseconds.
 const SWEPT: usize = 200;

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use super::api::{Described, Opened};
 use super::error::{Problem, WHO, broken, parse};
 use super::sessions::Session;
-use crate::engines::kit::{Asked, Link, PerRuntime, SecretFile, Tls, http_client_with, timed};
 use palisade_core::engine::{config_error, no_connection, unreachable};
 use palisade_core::{BootTime, Error, Result};
+use palisade_kit::{Asked, Link, PerRuntime, SecretFile, Tls, http_client_with, timed};
 
 /// The header with a session's secret.
 const SESSION: HeaderName = HeaderName::from_static("palisade-session");

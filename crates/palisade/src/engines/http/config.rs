@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::client::{Access, Client, Token};
 use super::keys::Names;
 use super::{Gateway, HttpEngine};
-use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
 use palisade_core::engine::{
     EngineFactory, EngineInfo, Era, Settings, SharedEngine, Tokens, Url, config_error,
 };
 use palisade_core::{Capability, Guarantee, Result};
+use palisade_kit::{Asked, Host, SecretFile, Tls, typed_config};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["tls_ca", "tls_cert", "tls_key", "token_file"];

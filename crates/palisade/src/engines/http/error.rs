@@ -9,9 +9,9 @@ use std::io;
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::engines::kit::{about_tls, broken_http, cause};
 use palisade_core::engine::unreachable;
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::{about_tls, broken_http, cause};
 
 /// How we call the other side.
 pub(super) const WHO: &str = "the gateway";

@@ -8,9 +8,9 @@ use super::Gateway;
 use super::api::{Described, Found, Lines};
 use super::error::parse;
 use super::notify::query;
-use crate::engines::kit::plain_text;
 use palisade_core::Result;
 use palisade_core::report::{Checkup, Finding, LineReport, Scope, Severity};
+use palisade_kit::plain_text;
 
 pub(super) async fn survey(engine: &Gateway, scope: &Scope) -> Result<Vec<LineReport>> {
     let asked = match scope {

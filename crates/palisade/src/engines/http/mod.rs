@@ -28,9 +28,9 @@ use self::client::Client;
 pub(crate) use self::config::FACTORY;
 use self::keys::Names;
 use self::sessions::Sessions;
-use crate::engines::kit::{Host, absent, rooms};
 use palisade_core::Capability;
 use palisade_core::engine::{Engine, Ticket};
+use palisade_kit::{Host, absent, rooms};
 
 /// Gateways in front of one engine.
 struct Gateway {

@@ -9,10 +9,10 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::Gateway;
 use super::client::Events;
 use super::sessions::Session;
-use crate::engines::kit;
 use palisade_core::Result;
 use palisade_core::engine::{Alarm, BoxStream};
 use palisade_core::report::Scope;
+use palisade_kit as kit;
 
 /// The pause before events are requested again, so that a gateway that is down is not flooded.
 const PAUSE: Duration = Duration::from_millis(250);

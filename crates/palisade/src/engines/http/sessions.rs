@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use reqwest::header::HeaderValue;
 use tokio::sync::broadcast;
 
-use crate::engines::kit::shared_sessions::Maker;
-use crate::engines::kit::tombstones::Tombstones;
 use palisade_core::BootTime;
 use palisade_core::engine::{Alarm, Claim, ClaimId, LeaseStart, Ticket};
+use palisade_kit::shared_sessions::Maker;
+use palisade_kit::tombstones::Tombstones;
 
 /// A session at one gateway.
 pub(super) struct Session {

@@ -16,13 +16,13 @@ use super::lease::{Decision, Lease, Write, decide};
 use super::lines::{Line, Member, Snapshot, Stage, Turn, Waits};
 use super::notify;
 use super::release;
-use crate::engines::kit::cas::Retry;
-use crate::engines::kit::finish::finish;
-use crate::engines::kit::leave::leave_twice;
 use palisade_core::engine::{
     Claim, ClaimId, Entered, LeaseStart, Left, Place, Ticket, look_by, unreachable,
 };
 use palisade_core::{BootTime, Error, Outcome, Result};
+use palisade_kit::cas::Retry;
+use palisade_kit::finish::finish;
+use palisade_kit::leave::leave_twice;
 
 /// How old a read may be that several waiters share, in nanoseconds.
 const SHARED_READ: u64 = 100_000_000;

@@ -18,9 +18,9 @@ use super::credentials::{Credential, Credentials};
 use super::error::{broken, not_kubernetes, refused};
 use super::kubeconfig::Target;
 use super::lease::{API, Clock, Lease, micros};
-use crate::engines::kit::{Host, Link, PerRuntime, http_client, timed};
 use palisade_core::engine::{config_error, no_connection, unreachable};
 use palisade_core::{BootTime, Error, Result};
+use palisade_kit::{Host, Link, PerRuntime, http_client, timed};
 
 /// The page size of a list.
 const PAGE: usize = 500;

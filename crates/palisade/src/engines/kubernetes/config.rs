@@ -9,11 +9,11 @@ use super::client::Client;
 use super::keys::Keys;
 use super::kubeconfig::Target;
 use super::{Kubernetes, KubernetesEngine};
-use crate::engines::kit::typed_config;
 use palisade_core::engine::{
     EngineFactory, EngineInfo, Permits, Settings, SharedEngine, TtlRange, Url, config_error,
 };
 use palisade_core::{Capability, Guarantee, Result};
+use palisade_kit::typed_config;
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["context", "kubeconfig", "service_account"];

@@ -8,9 +8,9 @@
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::engines::kit::broken_http;
 use palisade_core::engine::unreachable;
 use palisade_core::{Error, ErrorKind};
+use palisade_kit::broken_http;
 
 /// The body of a refusal. Some refusals have another form.
 #[derive(Debug, Default, Deserialize)]

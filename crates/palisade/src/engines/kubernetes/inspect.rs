@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::Kubernetes;
 use super::lease::{Holder, Lease};
 use super::release;
-use crate::engines::kit::{clock_off, plain_text};
 use palisade_core::engine::Ask;
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::{clock_off, plain_text};
 
 pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<LineReport>> {
     let (keys, client) = (&engine.keys, &engine.client);

@@ -12,9 +12,9 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::credentials::Source;
-use crate::engines::kit::Tls;
 use palisade_core::Result;
 use palisade_core::engine::{Url, config_error};
+use palisade_kit::Tls;
 
 /// The service account directory in a pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

@@ -15,9 +15,9 @@ use tokio::time::timeout;
 
 use super::keys::Keys;
 use super::lease::{Holder, Lease};
-use crate::engines::kit::tombstones::Tombstones;
 use palisade_core::engine::{Claim, ClaimId, LeaseStart, Ticket};
 use palisade_core::{BootTime, Name, Result};
+use palisade_kit::tombstones::Tombstones;
 
 /// The most unused lines that are remembered.
 const IDLE_LINES: usize = 1024;

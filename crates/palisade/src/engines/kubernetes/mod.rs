@@ -33,9 +33,9 @@ use self::client::Client;
 pub(crate) use self::config::FACTORY;
 use self::keys::Keys;
 use self::lines::{Line, Lines, Members};
-use crate::engines::kit::{absent, rooms};
 use palisade_core::engine::{Alarm, Engine, Ticket};
 use palisade_core::{Capability, Name, Result};
+use palisade_kit::{absent, rooms};
 
 /// A namespace of palisade in one of Kubernetes.
 struct Kubernetes {

@@ -16,10 +16,10 @@ use super::Kubernetes;
 use super::client::encoded;
 use super::lease::{EVICT, Lease};
 use super::lines::Line;
-use crate::engines::kit;
 use palisade_core::engine::{Alarm, BoxStream};
 use palisade_core::report::Scope;
 use palisade_core::{ErrorKind, Result};
+use palisade_kit as kit;
 
 /// The duration of one watch; the next one proves that the server is still there.
 const LASTS: Duration = Duration::from_secs(300);

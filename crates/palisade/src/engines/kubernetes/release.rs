@@ -12,10 +12,10 @@ use super::acquire::read;
 use super::client::Written;
 use super::lease::{Entry, Lease};
 use super::lines::{Doubt, Line, Stage};
-use crate::engines::kit::cas::Retry;
-use crate::engines::kit::leave::leave_twice;
 use palisade_core::engine::{Alarm, Amended, Amendment, Ask, ClaimId, Left, Ticket};
 use palisade_core::{BootTime, Error, Eviction, Name, Outcome, Result};
+use palisade_kit::cas::Retry;
+use palisade_kit::leave::leave_twice;
 
 /// What to do with a Lease.
 enum Change<T> {

@@ -16,10 +16,10 @@ use super::client::Written;
 use super::inspect;
 use super::lease::{Entry, Lease};
 use super::lines::{Line, Stage};
-use crate::engines::kit::cas::Retry;
-use crate::engines::kit::timed;
 use palisade_core::engine::{Lease as HeldLease, LeaseStart, Renewal, Ticket};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Outcome, Result};
+use palisade_kit::cas::Retry;
+use palisade_kit::timed;
 
 /// How many lines are renewed at a time, because the API server throttles a client that sends more.
 const AT_ONCE: usize = 16;

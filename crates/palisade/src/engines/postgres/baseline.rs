@@ -14,9 +14,9 @@ use super::config;
 use super::connect::Server;
 use super::connection::{Connection, Listener, Notice};
 use super::error;
-use crate::engines::kit::PerRuntime;
 use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::PerRuntime;
 
 fn failed(error: tokio_postgres::Error) -> Error {
     error::failed("baseline", &error)

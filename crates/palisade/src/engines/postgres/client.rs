@@ -18,10 +18,10 @@ use super::notify;
 use super::pooler::{self, Between};
 use super::schema::Schema;
 use super::statements::{Blanks, Parameters, Session, Verb};
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Link, PerRuntime, timed};
 use palisade_core::engine::{Settings, config_error};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{Link, PerRuntime, timed};
 
 /// How often a statement is retried that the server rolled back because of a conflict.
 const TRIES: u32 = 10;

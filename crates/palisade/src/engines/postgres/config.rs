@@ -7,9 +7,9 @@ use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
 use super::{PostgresEngine, shedlock};
-use crate::engines::kit::{Host, typed_config};
 use palisade_core::engine::{EngineFactory, EngineInfo, Settings, SharedEngine, Url, config_error};
 use palisade_core::{Capability, Result};
+use palisade_kit::{Host, typed_config};
 
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[

@@ -18,9 +18,9 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connection::{Connection, Listener, Protocol, Socket};
 use super::error;
 use super::schema::first_cell;
-use crate::engines::kit::{Host, Login, Tls};
 use palisade_core::engine::{Settings, Url, config_error, no_connection};
 use palisade_core::{Error, Result};
+use palisade_kit::{Host, Login, Tls};
 
 /// The kernel drops a peer that is unresponsive for this long: 3 s of silence, then a probe every 2
 /// s. Shorter times would also drop peers that are merely slow.

@@ -7,10 +7,10 @@ use std::io;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::{pooler, queue};
-use crate::engines::kit::{Host, about_tls, cause};
-use crate::fence::sql;
 use palisade_core::engine::no_connection;
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::sql;
+use palisade_kit::{Host, about_tls, cause};
 
 /// The message for a standby.
 pub(super) const STANDBY: &str =

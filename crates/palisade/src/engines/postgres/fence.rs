@@ -1,7 +1,7 @@
 //! Fenced storage in the lock's database, and helpers for fenced tables of the user's own.
 //!
 //! A resource is a row of `fenced`, which has the same triggers that any table can have
-//! ([`crate::fence::sql`]): the statement that writes also checks the token.
+//! ([`palisade_kit::sql`]): the statement that writes also checks the token.
 
 use std::sync::Arc;
 
@@ -12,9 +12,11 @@ use super::client::Client;
 use super::config::{Config, OPTIONS};
 use super::error;
 use super::statements::{Parameters, Verb};
-use crate::fence::{FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, sql};
 use palisade_core::engine::{Settings, Url};
+use palisade_core::fence::{Fenced, Rule, SharedFence, Verdict, WriteToken};
 use palisade_core::{Name, Result, Token};
+use palisade_kit::fence_store::{FenceStore, Stored};
+use palisade_kit::sql;
 
 const FENCE: &str = "fence";
 

@@ -12,11 +12,11 @@ use super::pooler::Between;
 use super::schema::Schema;
 use super::statements::{Verb, like};
 use super::{error, from_micros, micros, to_ask};
-use crate::engines::kit::poll_watch::poll_watch;
-use crate::engines::kit::{clock_off, plain_text, timed};
 use palisade_core::Result;
 use palisade_core::engine::{Ask, BoxStream, unix_time};
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Owner, Scope, Severity};
+use palisade_kit::poll_watch::poll_watch;
+use palisade_kit::{clock_off, plain_text, timed};
 
 /// How often a watch polls its row, or the rows with its prefix. NOTIFY would have to be sent for
 /// every change, even when nobody watches.

@@ -49,10 +49,10 @@ pub use schema::Schema;
 
 use self::client::Client;
 use self::config::CAPABILITY;
-use crate::engines::kit::{absent, rooms};
 use palisade_core::Capability;
 use palisade_core::engine::{Ask, Engine, Ticket};
 use palisade_core::queue::SharedQueueStore;
+use palisade_kit::{absent, rooms};
 
 /// A namespace of one database.
 struct PostgresEngine {

@@ -12,8 +12,8 @@ use futures_util::{StreamExt, stream};
 
 use super::client::Client;
 use super::connection::{Listener, Notice};
-use crate::engines::kit::push::PushHub;
 use palisade_core::engine::{Alarm, BoxStream, ClaimId};
+use palisade_kit::push::PushHub;
 
 /// The pause before another attempt to listen for alarms while the server is down.
 const RETRY: Duration = Duration::from_millis(250);

@@ -18,7 +18,6 @@ use tokio_postgres::{Row, Transaction};
 use super::client::Client;
 use super::statements::{Parameters, Verb, like};
 use super::{error, from_micros, micros, notify, signed};
-use crate::engines::kit::push::Waiter;
 use palisade_core::engine::{
     Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, LeaseStart, Leasing, Left, Renewal, Ticket,
 };
@@ -28,6 +27,7 @@ use palisade_core::queue::{
 };
 use palisade_core::report::{Owner, Scope};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::push::Waiter;
 
 /// The SQLSTATE of a step in the user's transaction whose message another consumer has by now.
 pub(super) const LOST: &str = "PFQ01";

@@ -4,9 +4,9 @@
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::error;
-use crate::fence::sql::Table;
 use palisade_core::engine::{Url, config_error};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::sql::Table;
 
 /// The meaning of the tables. A client refuses any other version than its own.
 const VERSION: i32 = 3;

@@ -18,14 +18,14 @@ use super::renew::{Round, incarnations};
 use super::schema::first_cell;
 use super::statements::{Parameters, Verb};
 use super::{error, from_micros, inspect, micros, signed};
-use crate::engines::kit::poll_watch::poll_watch;
-use crate::engines::kit::{absent, rooms};
 use palisade_core::engine::{
     Alarm, Amended, Amendment, Ask, BoxStream, Claim, Engine, Entered, Lease, LeaseStart, Left,
     Permits, Place, Renewal, Ticket,
 };
 use palisade_core::report::{Checkup, ClaimReport, LineReport, Owner, Scope};
 use palisade_core::{BootTime, Capability, Error, ErrorKind, Eviction, Name, Result};
+use palisade_kit::poll_watch::poll_watch;
+use palisade_kit::{absent, rooms};
 
 /// The longest name that fits into ShedLock's table.
 const LONGEST: usize = 64;

@@ -4,8 +4,9 @@
 use ::sqlx::{Error as SqlxError, Postgres, Transaction};
 
 use super::guard::{self, Guard};
-use crate::fence::{Verdict, WriteToken, sql};
+use palisade_core::fence::{Verdict, WriteToken};
 use palisade_core::{Error, ErrorKind, Hold, Result};
+use palisade_kit::sql;
 
 /// As [`present`](super::present).
 ///

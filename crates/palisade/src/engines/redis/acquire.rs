@@ -7,11 +7,11 @@ use redis::Cmd;
 use super::client::{Client, Script, unexpected_reply};
 use super::connection::Connection;
 use super::keys::LineKeys;
-use crate::engines::kit::Link;
 use palisade_core::engine::{
     Claim, Entered, LeaseStart, Place, Ticket, capacity_mismatch, look_by, sync,
 };
 use palisade_core::{BootTime, Error, Result};
+use palisade_kit::Link;
 
 /// The key outlives the lease by this many milliseconds: the server counts whole milliseconds, and
 /// the key must not expire before the lease does.

@@ -9,9 +9,9 @@ use redis::{Cmd, RedisResult, Value};
 use super::config::Target;
 use super::connection::Server;
 use super::error::fault;
-use crate::engines::kit::PerRuntime;
 use palisade_core::engine::{Baseline, BoxFuture, Settings, Url};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::PerRuntime;
 
 /// The usual compare-and-delete release script.
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";

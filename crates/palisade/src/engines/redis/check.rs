@@ -11,10 +11,10 @@ use super::client::Client;
 use super::connection::Connection;
 use super::error::fault;
 use super::notify::wake_channel;
-use crate::engines::kit::{Host, Link, clock_off, plain_text, timed};
 use palisade_core::engine::unix_time;
 use palisade_core::report::{Checkup, Finding, Severity};
 use palisade_core::{BootTime, Result};
+use palisade_kit::{Host, Link, clock_off, plain_text, timed};
 
 /// The oldest version that has every command that the engine uses.
 const OLDEST: (u32, u32) = (6, 2);

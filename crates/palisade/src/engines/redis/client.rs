@@ -15,9 +15,9 @@ use super::connection::{Connection, Server};
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
 use super::sentinel::Sentinel;
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Host, Link, PerRuntime, timed};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{Host, Link, PerRuntime, timed};
 
 /// A script, one per verb; its index in [`SOURCES`], then in [`WORK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

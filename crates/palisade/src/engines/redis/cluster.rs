@@ -18,10 +18,10 @@ use super::config::Access;
 use super::connection::{Connection, Role, Server};
 use super::error::fault;
 use super::keys::{LineKeys, hash_tag};
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Host, Link, PerRuntime, timed};
 use palisade_core::engine::config_error;
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{Host, Link, PerRuntime, timed};
 
 const SLOTS: u16 = 16_384;
 

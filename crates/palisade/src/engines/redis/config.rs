@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::connection::Server;
-use crate::engines::kit::{Host, Login, Tls, typed_config};
 use palisade_core::engine::{EngineFactory, EngineInfo, Tokens, Url, config_error};
 use palisade_core::{Capability, Guarantee, Result};
+use palisade_kit::{Host, Login, Tls, typed_config};
 
 /// The engine's own options.
 pub(in crate::engines) const OPTIONS: &[&str] = &[

@@ -20,10 +20,10 @@ use tokio_rustls::TlsConnector;
 use super::client::{OF_ONE_SERVER, SOURCES, Script, WORK};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::notify::{PushReceiver, alarm_channel, wake_channel};
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
 use palisade_core::engine::config_error;
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{Asked, Host, Login, Tls, refuses_ours};
 
 /// A plain-text server takes the TLS hello for an unfinished command and waits for the rest. After
 /// this fraction of the connect timeout, a plain `PING` tells whether it is one.

@@ -6,9 +6,9 @@ use std::io;
 use redis::RedisError;
 
 use super::connection::Server;
-use crate::engines::kit::{Host, Login, about_tls, cause};
 use palisade_core::engine::config_error;
 use palisade_core::{Error, ErrorKind};
+use palisade_kit::{Host, Login, about_tls, cause};
 
 /// The meaning of the server's first word, or of the word inside a script's error. The server says
 /// all of these before it writes anything, except what a script meets halfway.

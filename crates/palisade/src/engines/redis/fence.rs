@@ -9,8 +9,8 @@ use std::sync::Arc;
 use redis::{Cmd, FromRedisValue};
 
 use super::client::{Client, Script, unexpected_reply};
-use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken, digits, read_digits};
 use palisade_core::engine::{BoxFuture, Settings, Url};
+use palisade_core::fence::{Fence, Fenced, Rule, Verdict, WriteToken, digits, read_digits};
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
 
 /// Fenced strings and hashes in a Redis or Valkey server.

@@ -11,10 +11,10 @@ use super::client::{Client, Script, garbled};
 use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
-use crate::engines::kit::Link;
 use palisade_core::engine::{Ask, ClaimId};
 use palisade_core::report::{ClaimReport, LineReport, Owner, Scope};
 use palisade_core::{Name, Result};
+use palisade_kit::Link;
 
 /// How many keys one SCAN call visits, and how many lines are surveyed at once. Each takes the
 /// server a millisecond or two.

@@ -33,11 +33,11 @@ use self::config::{Target, Way};
 use self::connection::{Connection, Role};
 use self::keys::Keys;
 use self::sentinel::Sentinel;
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{PerRuntime, absent, rooms};
 use palisade_core::engine::{Engine, Settings, SharedEngine, Ticket, Url};
 use palisade_core::queue::SharedQueueStore;
 use palisade_core::{Capability, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{PerRuntime, absent, rooms};
 
 pub(in crate::engines) use acquire::ROUNDING;
 pub use config::Redis;

@@ -17,10 +17,10 @@ use super::client::Client;
 use super::connection::Freed;
 use super::error::fault;
 use super::sentinel::switches;
-use crate::engines::kit::push::PushHub;
 use palisade_core::engine::{Alarm, BoxStream, ClaimId};
 use palisade_core::report::Scope;
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::push::PushHub;
 
 /// The channel of grants for this client.
 pub(in crate::engines) fn wake_channel(hub: &PushHub) -> String {

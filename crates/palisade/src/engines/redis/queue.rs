@@ -18,7 +18,6 @@ use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
 use super::notify;
-use crate::engines::kit::{Link, renew_by_queue, timed};
 use palisade_core::engine::{
     Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, Leasing, Left, Renewal, Ticket,
 };
@@ -28,6 +27,7 @@ use palisade_core::queue::{
 };
 use palisade_core::report::{Owner, Scope};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::{Link, renew_by_queue, timed};
 
 /// How many keys one SCAN call visits.
 const STEP: usize = 1000;

@@ -10,9 +10,9 @@ use super::client::{Client, Script, Servers, addressed, unexpected_reply};
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::LineKeys;
-use crate::engines::kit::{Link, timed};
 use palisade_core::engine::{Lease, LeaseStart, Renewal, Ticket};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::{Link, timed};
 
 type Answers = Vec<RedisResult<String>>;
 

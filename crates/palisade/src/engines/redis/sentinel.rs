@@ -21,10 +21,10 @@ use super::client::Client;
 use super::config::Access;
 use super::connection::{Connection, Role, Server};
 use super::error::fault;
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Host, PerRuntime};
 use palisade_core::engine::{Alarm, BoxStream, config_error};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{Host, PerRuntime};
 
 /// How often the sentinels are polled besides the subscription: a message can be lost.
 const POLL: Duration = Duration::from_secs(1);

@@ -16,9 +16,9 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use super::Redlock;
 use super::ballot::{Tried, attempt};
 use super::waiter::{LineWatch, Stage, User, Waiter};
-use crate::engines::kit::finish::finish;
 use palisade_core::engine::{Ask, Claim, ClaimId, Entered, LeaseStart, Place, Ticket, sync};
 use palisade_core::{BootTime, Result};
+use palisade_kit::finish::finish;
 
 /// A notification can be lost, and other tools send none, so a waiter tries at least this often.
 const TRIES_EVERY: Duration = Duration::from_millis(500);

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use super::RedlockEngine;
 use super::acquire::Waiting;
 use super::node::Node;
-use crate::engines::kit::{Host, typed_config};
 use crate::engines::redis::config::{Access, database};
 use crate::engines::redis::connection::Server;
 use crate::engines::redis::keys::Keys;
@@ -17,6 +16,7 @@ use palisade_core::engine::{
     EngineFactory, EngineInfo, Permits, Settings, SharedEngine, Tokens, TtlRange, Url, config_error,
 };
 use palisade_core::{Capability, Guarantee, Result};
+use palisade_kit::{Host, typed_config};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[

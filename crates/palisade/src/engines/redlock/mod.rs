@@ -32,11 +32,11 @@ use self::acquire::Waiting;
 use self::ballot::Ballot;
 pub(crate) use self::config::FACTORY;
 use self::node::Node;
-use crate::engines::kit::tombstones::Tombstones;
-use crate::engines::kit::{absent, rooms};
 use crate::engines::redis::keys::Keys;
 use palisade_core::engine::{BoxFuture, ClaimId, Engine, Ticket};
 use palisade_core::{BootTime, Capability, Error, ErrorKind, Result};
+use palisade_kit::tombstones::Tombstones;
+use palisade_kit::{absent, rooms};
 
 /// The least time that a server has for its reply.
 const SHORTEST: Duration = Duration::from_millis(50);

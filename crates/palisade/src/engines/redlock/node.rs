@@ -7,14 +7,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::Cmd;
 
-use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Host, Link, PerRuntime};
 use crate::engines::redis::client::{Client, Script, Servers, unexpected_reply};
 use crate::engines::redis::connection::{Connection, Freed, Role, Server};
 use crate::engines::redis::keys::{Keys, LineKeys};
 use crate::engines::redis::notify::FREE;
 use palisade_core::engine::{ClaimId, Settings, config_error};
 use palisade_core::{Error, ErrorKind, Outcome, Result};
+use palisade_kit::push::PushHub;
+use palisade_kit::{Host, Link, PerRuntime};
 
 pub(super) struct Node {
     pub(super) at: usize,

@@ -14,9 +14,9 @@ use super::connection::Endpoints;
 use super::proto::{Acl, Answer, Request};
 use super::session::Session;
 use super::thread::Thread;
-use crate::engines::kit::shared_sessions::Maker;
 use palisade_core::engine::{Alarm, LeaseId};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::shared_sessions::Maker;
 
 pub(super) struct Client {
     pub(super) thread: Thread,

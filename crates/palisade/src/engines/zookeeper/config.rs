@@ -12,9 +12,9 @@ use super::keys::{Keys, Layout};
 use super::proto::Acl;
 use super::renewals::Renewals;
 use super::{Inner, ZooKeeperEngine};
-use crate::engines::kit::{Host, Login, Tls, typed_config};
 use palisade_core::engine::{EngineFactory, EngineInfo, Settings, TtlRange, Url, config_error};
 use palisade_core::{Capability, Guarantee, Result};
+use palisade_kit::{Host, Login, Tls, typed_config};
 
 /// Those of the servers, without and with TLS.
 const PORT: u16 = 2181;

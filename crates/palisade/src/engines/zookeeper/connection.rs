@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::proto::{Greeted, greeting, log_in};
-use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours, why};
 use palisade_core::engine::{config_error, no_connection};
 use palisade_core::{BootTime, Error, Result};
+use palisade_kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours, why};
 
 /// More than any packet that a server sends (`jute.maxbuffer` is 1 MiB by default).
 const PACKET_MAX: usize = 64 << 20;

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use super::keys::Keys;
 use super::proto::{Answer, Lives, Refused, Reply, Request, Stat, code};
 use super::{Inner, config, error};
-use crate::engines::kit::cas::Retry;
-use crate::fence::{
-    FenceStore, Fenced, Rule, SharedFence, Stored, Verdict, WriteToken, digits, read_digits,
-};
 use palisade_core::engine::{Settings, Url};
+use palisade_core::fence::{Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
+use palisade_kit::cas::Retry;
+use palisade_kit::fence_store::{FenceStore, Stored};
 
 /// A server accepts packets of 1 MiB (`jute.maxbuffer`) and closes the connection of a client that
 /// sends more. The paths of a write need some of it.

@@ -10,10 +10,10 @@ use super::error;
 use super::keys::{Child, Record, is_marked};
 use super::proto::{Acl, Answer, READ, Request, Stat, code};
 use super::snapshot::{Place, Snapshot};
-use crate::engines::kit;
 use palisade_core::engine::{DEFAULT_TTL, Seat};
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use palisade_core::{BootTime, Result};
+use palisade_kit as kit;
 
 /// How many requests are pipelined.
 const TOGETHER: usize = 256;

@@ -28,10 +28,10 @@
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use crate::engines::kit::uuid::{read_uuid, uuid};
 use palisade_core::engine::{Ask, Claim, ClaimId, config_error};
 use palisade_core::report::Owner;
 use palisade_core::{Error, ErrorKind, Name, Result};
+use palisade_kit::uuid::{read_uuid, uuid};
 
 /// What Curator writes into a holder's znode to ask for its release.
 const REVOKE: &[u8] = b"__REVOKE__";

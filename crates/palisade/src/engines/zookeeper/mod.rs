@@ -48,9 +48,9 @@ use self::client::Client;
 use self::keys::Keys;
 use self::renewals::Renewals;
 use self::session::Session;
-use crate::engines::kit::{absent, rooms};
 use palisade_core::Capability;
 use palisade_core::engine::{ClaimId, Engine, Ticket, TtlRange};
+use palisade_kit::{absent, rooms};
 
 /// A client of an ensemble.
 struct ZooKeeperEngine(Arc<Inner>);

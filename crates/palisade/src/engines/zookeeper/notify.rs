@@ -12,10 +12,10 @@ use super::keys::is_marked;
 use super::proto::{Request, code};
 use super::session::Session;
 use super::watches::Watched;
-use crate::engines::kit;
 use palisade_core::Result;
 use palisade_core::engine::{Alarm, BoxStream, ClaimId};
 use palisade_core::report::Scope;
+use palisade_kit as kit;
 
 /// A place is watched for an eviction mark only after this time: one that is left sooner costs no
 /// watch, and no operator is that fast.

@@ -16,9 +16,9 @@ use super::proto::{ANY, Answer, Lives, Request, code};
 use super::session::Session;
 use super::snapshot::{Place, Snapshot};
 use super::{Inner, inspect, notify};
-use crate::engines::kit::cas::Retry;
 use palisade_core::engine::{Amended, Amendment, Ask, ClaimId, Left, Ticket};
 use palisade_core::{Error, ErrorKind, Eviction, Name, Outcome, Result};
+use palisade_kit::cas::Retry;
 
 /// How often a change is retried because the line has changed in between.
 const TRIES: u32 = 16;

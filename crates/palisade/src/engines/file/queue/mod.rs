@@ -33,7 +33,6 @@ use super::error::{file_failed, forked};
 use super::notify::Sleeper;
 use super::store::Store;
 use super::{FileEngine, dir, keys};
-use crate::engines::kit::renew_by_queue;
 use palisade_core::engine::{
     Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, Leasing, Left, Renewal, Ticket,
 };
@@ -43,6 +42,7 @@ use palisade_core::queue::{
 };
 use palisade_core::report::Scope;
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::renew_by_queue;
 
 /// The suffix of database files.
 const DATABASE: &str = ".db";

@@ -16,9 +16,9 @@ use super::claim::{LocalClaim, statement};
 use super::registry::Registry;
 use super::release;
 use super::session::{Beat, Taken, Verb};
-use crate::engines::kit::timed;
 use palisade_core::engine::{Claim, Entered, LeaseStart, Place, Ticket, look_by, sync};
 use palisade_core::{BootTime, Error, Result};
+use palisade_kit::timed;
 
 /// How long one reply of the server proves to all waiters that it is alive.
 const ANSWERED: Duration = Duration::from_secs(1);

@@ -14,11 +14,11 @@ use super::claim::LocalClaim;
 use super::owner_record;
 use super::registry::Registry;
 use super::session::NAMELESS;
-use crate::engines::kit::poll_watch::poll_watch;
-use crate::engines::kit::timed;
 use palisade_core::engine::{Ask, BoxStream, ClaimId};
 use palisade_core::report::{Checkup, ClaimReport, LineReport, Owner, Scope};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::poll_watch::poll_watch;
+use palisade_kit::timed;
 
 /// The locks of this database. `$1` is the key of one line, or null; `$2` the namespace; `$3` the
 /// prefix of names.

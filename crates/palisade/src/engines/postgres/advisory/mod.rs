@@ -24,10 +24,10 @@ pub(super) use keys::Keys;
 
 use self::config::CAPABILITY;
 use self::registry::Registry;
-use crate::engines::kit::alarms::alarms;
-use crate::engines::kit::{absent, rooms};
 use palisade_core::Capability;
 use palisade_core::engine::{Alarm, BoxStream, Engine, Ticket};
+use palisade_kit::alarms::alarms;
+use palisade_kit::{absent, rooms};
 
 /// The session locks of one client.
 struct AdvisoryEngine {

@@ -25,10 +25,10 @@ use super::config::Config;
 use super::keys::{Key, Keys};
 use super::owner_record::{Fresh, record_fresh};
 use super::session::{Blanks, Session};
-use crate::engines::kit::tombstones::Tombstones;
-use crate::engines::kit::{Link, PerRuntime, timed};
 use palisade_core::engine::{Alarm, ClaimId, Place, Settings, no_connection};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::tombstones::Tombstones;
+use palisade_kit::{Link, PerRuntime, timed};
 
 /// How many free sessions are kept for good, and for how long the rest are kept. A client that
 /// takes many locks at once tends to do so again, and connecting costs far more than a lock.

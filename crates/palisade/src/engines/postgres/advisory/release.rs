@@ -9,9 +9,9 @@ use super::claim::LocalClaim;
 use super::registry::Registry;
 use super::session::Verb;
 use super::{inspect, owner_record};
-use crate::engines::kit::timed;
 use palisade_core::engine::{Amended, Amendment, Ask, ClaimId, Left, Place, Ticket};
 use palisade_core::{Error, ErrorKind, Eviction, Name, Result};
+use palisade_kit::timed;
 
 pub(super) async fn leave(registry: &Arc<Registry>, ticket: &Ticket) -> Result<Left> {
     let local = registry.remove(ticket.claim, ticket.sequence);

@@ -11,9 +11,9 @@ use super::super::error::failed;
 use super::super::pooler::no_session_locks;
 use super::registry::Registry;
 use super::session::Beat;
-use crate::engines::kit::timed;
 use palisade_core::engine::{Lease, LeaseStart, Place, Renewal};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::timed;
 
 /// The sessions that were still waiting at the time `sent`.
 struct Waiting {

@@ -19,7 +19,7 @@ use palisade_core::{Error, ErrorKind, Result};
 /// is lost if the close of the connection overtakes it. Then a plain disconnect has the same
 /// meaning.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Asked(Arc<State>);
+pub struct Asked(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -32,33 +32,34 @@ impl Asked {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when a file can't be used.
-    pub(crate) fn config(&self, tls: &Tls) -> Result<ClientConfig> {
+    pub fn config(&self, tls: &Tls) -> Result<ClientConfig> {
         let mut config = tls.fresh()?.client_config()?;
         self.watch(&mut config);
         Ok(config)
     }
 
     /// Observes connections that are made with `config`.
-    pub(crate) fn watch(&self, config: &mut ClientConfig) {
+    pub fn watch(&self, config: &mut ClientConfig) {
         if !config.client_auth_cert_resolver.has_certs() {
             config.client_auth_cert_resolver = Arc::new(self.clone());
         }
     }
 
     /// Records that a server answered, so it does not require a certificate.
-    pub(crate) fn served(&self) {
+    pub fn served(&self) {
         self.0.served.store(true, Ordering::Relaxed);
     }
 
     /// The error for a failed connection to `who`, which has changed nothing.
-    pub(crate) fn judge(&self, who: &str, error: Error) -> Error {
+    pub fn judge(&self, who: &str, error: Error) -> Error {
         match error.kind() {
             ErrorKind::Unreachable if self.in_vain() => config_error(refuses_ours(who)),
             _ => error.not_applied(),
         }
     }
 
-    pub(crate) fn in_vain(&self) -> bool {
+    /// Whether the server asked for a certificate and was given none.
+    pub fn in_vain(&self) -> bool {
         self.0.asked.load(Ordering::Relaxed) && !self.0.served.load(Ordering::Relaxed)
     }
 }
@@ -75,7 +76,7 @@ impl ResolvesClientCert for Asked {
 }
 
 /// Explains `error` of a server called `who`, whose scheme without TLS is `plain`.
-pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
+pub fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
     use rustls::CertificateError as Bad;
     match error {
         rustls::Error::InvalidMessage(_) => format!(
@@ -112,7 +113,7 @@ pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String
 
 /// The message for a server that closed the connection because of our certificate or the lack of
 /// one.
-pub(crate) fn refuses_ours(who: &str) -> String {
+pub fn refuses_ours(who: &str) -> String {
     format!(
         "{who} refuses our side of TLS; if it requires a client certificate, set tls_cert and tls_key"
     )

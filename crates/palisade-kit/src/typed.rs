@@ -6,6 +6,7 @@
 /// Declares a typed configuration: its hosts if it has several, its own setters, the common ones,
 /// and optionally those of a login and of TLS. `$encrypt` changes a URL so that its connections are
 /// encrypted.
+#[macro_export]
 macro_rules! typed_config {
     (
         $(#[$about:meta])* $name:ident
@@ -136,4 +137,3 @@ macro_rules! typed_config {
         }
     };
 }
-pub(crate) use typed_config;

@@ -5,7 +5,7 @@ use palisade_core::{Outcome, Result};
 
 /// Leaves, and retries once over another connection if there was no answer. A leave compares the
 /// incarnation, so a second copy is harmless.
-pub(crate) async fn leave_twice<F>(leave: impl Fn() -> F) -> Result<Left>
+pub async fn leave_twice<F>(leave: impl Fn() -> F) -> Result<Left>
 where
     F: Future<Output = Result<Left>>,
 {

@@ -16,12 +16,13 @@
 //! ```
 
 /// See the module's documentation.
+#[macro_export]
 macro_rules! rooms {
     (self: $($room:ident { $($verb:ident)+ })+) => {
-        $($($crate::engines::kit::rooms! { @$verb [] $room })+)+
+        $($($crate::rooms! { @$verb [] $room })+)+
     };
     (self.$shared:tt: $($room:ident { $($verb:ident)+ })+) => {
-        $($($crate::engines::kit::rooms! { @$verb [.$shared] $room })+)+
+        $($($crate::rooms! { @$verb [.$shared] $room })+)+
     };
     (@enter [$($of:tt)*] $room:ident) => {
         async fn enter(
@@ -125,4 +126,3 @@ macro_rules! rooms {
         }
     };
 }
-pub(crate) use rooms;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// The system's reason as the end of a message; empty if there is none that helps. A host name is
 /// resolved only while `connecting`.
-pub(crate) fn why(error: &(dyn Cause + 'static), connecting: bool) -> &'static str {
+pub fn why(error: &(dyn Cause + 'static), connecting: bool) -> &'static str {
     cause::<io::Error>(error).map_or("", |io| match io.kind() {
         io::ErrorKind::ConnectionRefused => ": the connection is refused",
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
@@ -20,7 +20,7 @@ pub(crate) fn why(error: &(dyn Cause + 'static), connecting: bool) -> &'static s
 }
 
 /// The first cause of this type. I/O errors and shared errors hide the error inside them.
-pub(crate) fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
+pub fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref::<T>() {

@@ -4,15 +4,16 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use palisade_core::Result;
 use palisade_core::engine::{Url, config_error};
-use palisade_core::{ErrorKind, Result};
 
 /// A user and a password, each optional.
 #[derive(Clone, Default)]
-pub(crate) struct Login {
-    pub(crate) user: Option<String>,
+pub struct Login {
+    /// Shown to people.
+    pub user: Option<String>,
     /// A secret.
-    pub(crate) password: Option<String>,
+    pub password: Option<String>,
     /// The file of the password, if it is in one.
     file: Option<SecretFile>,
 }
@@ -22,7 +23,7 @@ impl Login {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when one is given twice, or the file can't be read.
-    pub(crate) fn take(url: &mut Url) -> Result<Self> {
+    pub fn take(url: &mut Url) -> Result<Self> {
         let twice = |what| {
             let message = format!("the URL gives the {what} twice; give it once");
             config_error(message)
@@ -48,7 +49,7 @@ impl Login {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when the file can't be read.
-    pub(crate) fn take_apart(
+    pub fn take_apart(
         url: &mut Url,
         user: &'static str,
         password_file: &'static str,
@@ -66,7 +67,7 @@ impl Login {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when the file can't be read or is empty.
-    pub(crate) fn fresh(&self) -> Result<Self> {
+    pub fn fresh(&self) -> Result<Self> {
         let mut login = self.clone();
         if let Some(file) = &self.file {
             login.password = Some(file.read()?);
@@ -83,14 +84,14 @@ impl fmt::Debug for Login {
 
 /// A file with a secret in it, and the option that names it.
 #[derive(Clone)]
-pub(crate) struct SecretFile {
+pub struct SecretFile {
     option: &'static str,
     path: PathBuf,
 }
 
 impl SecretFile {
     /// Takes out an option that names such a file.
-    pub(crate) fn take(url: &mut Url, option: &'static str) -> Option<Self> {
+    pub fn take(url: &mut Url, option: &'static str) -> Option<Self> {
         let path = url.take(option)?.into();
         Some(Self { option, path })
     }
@@ -99,7 +100,7 @@ impl SecretFile {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when the file can't be read or is empty.
-    pub(crate) fn read(&self) -> Result<String> {
+    pub fn read(&self) -> Result<String> {
         let option = self.option;
         let secret = std::fs::read_to_string(&self.path).map_err(|error| {
             let message = format!("the file that option {option} names can't be read");

@@ -1,6 +1,7 @@
 //! The text form of a UUID, in which other tools write their ids.
 
-pub(crate) fn uuid(id: u128) -> String {
+/// Writes a UUID.
+pub fn uuid(id: u128) -> String {
     let hex = format!("{id:032x}");
     let parts = [
         &hex[..8],
@@ -13,7 +14,7 @@ pub(crate) fn uuid(id: u128) -> String {
 }
 
 /// Parses what [`uuid`] writes, and nothing else.
-pub(crate) fn read_uuid(text: &str) -> Option<u128> {
+pub fn read_uuid(text: &str) -> Option<u128> {
     let id = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
     (uuid(id) == text).then_some(id)
 }

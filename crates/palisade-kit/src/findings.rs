@@ -6,7 +6,7 @@ use super::host::Host;
 use palisade_core::report::{Finding, Severity};
 
 /// Warns about a connection that others on the network can read and change.
-pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
+pub fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
     let remote = hosts.iter().find(|host| !host.is_local())?;
     (!encrypted).then(|| {
         Finding::new(
@@ -20,7 +20,7 @@ pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
 
 /// Warns about a server whose clock differs much from ours. Ages and times shown would be wrong by
 /// that much, and one of the clocks will be corrected, perhaps by a step.
-pub(crate) fn clock_off(ahead_us: i64) -> Option<Finding> {
+pub fn clock_off(ahead_us: i64) -> Option<Finding> {
     const TOLERATED: Duration = Duration::from_secs(1);
     let off = Duration::from_micros(ahead_us.unsigned_abs());
     (off > TOLERATED).then(|| {

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::{Fence, Fenced, Rule, Verdict, WriteToken};
 use palisade_core::engine::BoxFuture;
+use palisade_core::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
 use palisade_core::{Name, Result, Token};
 
 /// The verbs of [`Fence`], where their behaviour is documented.
-pub(crate) trait FenceStore: Send + Sync + 'static {
+pub trait FenceStore: Send + Sync + 'static {
     /// Compares a token, and writes the data if the token is accepted.
     fn judged(
         &self,
@@ -17,20 +17,25 @@ pub(crate) trait FenceStore: Send + Sync + 'static {
         data: Option<Vec<u8>>,
     ) -> impl Future<Output = Result<Verdict>> + Send;
 
+    /// See [`Fence::read`].
     fn read(&self, resource: &Name) -> impl Future<Output = Result<Option<Fenced>>> + Send;
 
+    /// See [`Fence::highest`].
     fn highest(&self, resource: &Name) -> impl Future<Output = Result<Option<Token>>> + Send;
 
+    /// See [`Fence::forget`].
     fn forget(&self, resource: &Name) -> impl Future<Output = Result<bool>> + Send;
 
+    /// See [`Fence::rule`].
     fn rule(&self) -> Rule;
 }
 
 /// See the module's documentation.
-pub(crate) struct Stored<S>(Arc<S>);
+pub struct Stored<S>(Arc<S>);
 
 impl<S> Stored<S> {
-    pub(crate) fn new(store: S) -> Self {
+    /// The fence that `store` is.
+    pub fn new(store: S) -> Self {
         Self(Arc::new(store))
     }
 }

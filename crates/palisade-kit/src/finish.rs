@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use palisade_core::engine::BoxFuture;
 
 /// Runs a future to its end, whether or not the caller keeps waiting for it.
-pub(crate) fn finish<T: Send + 'static>(
+pub fn finish<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> {
     Finish(future.boxed().fuse())

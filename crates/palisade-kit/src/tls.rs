@@ -8,15 +8,16 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
+use palisade_core::Result;
 use palisade_core::engine::{Url, config_error};
-use palisade_core::{ErrorKind, Result};
 
 /// The contents of the PEM files that a URL names.
 #[derive(Clone, Default)]
-pub(crate) struct Tls {
-    pub(crate) ca: Option<Vec<u8>>,
+pub struct Tls {
+    /// The authorities to trust, in place of the system's.
+    pub ca: Option<Vec<u8>>,
     /// The client's certificate and its key: both or none.
-    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
     files: Files,
     /// The program's own configuration, which replaces all of the above.
     given: Option<ClientConfig>,
@@ -35,7 +36,7 @@ impl Tls {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for an unreadable file, half an identity, or TLS options without TLS.
-    pub(crate) fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
+    pub fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
         let files = Files {
             ca: url.take("tls_ca"),
             cert: url.take("tls_cert"),
@@ -61,7 +62,7 @@ impl Tls {
     }
 
     /// Uses certificates that don't come from a URL's options.
-    pub(crate) fn of(ca: Option<Vec<u8>>, identity: Option<(Vec<u8>, Vec<u8>)>) -> Self {
+    pub fn of(ca: Option<Vec<u8>>, identity: Option<(Vec<u8>, Vec<u8>)>) -> Self {
         Self {
             ca,
             identity,
@@ -74,7 +75,7 @@ impl Tls {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a file that can't be read.
-    pub(crate) fn fresh(&self) -> Result<Self> {
+    pub fn fresh(&self) -> Result<Self> {
         let read = self.files.read()?;
         Ok(Self {
             given: self.given.clone(),
@@ -86,7 +87,7 @@ impl Tls {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when a file is not PEM of the right kind.
-    pub(crate) fn client_config(&self) -> Result<ClientConfig> {
+    pub fn client_config(&self) -> Result<ClientConfig> {
         if let Some(given) = &self.given {
             return Ok(given.clone());
         }

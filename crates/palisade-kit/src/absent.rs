@@ -5,16 +5,16 @@ use palisade_core::queue::SharedQueueStore;
 use palisade_core::{Name, Result};
 
 /// Every ticket has a lease of its own.
-pub(crate) async fn audit<E>(_: &E, _: LeaseId) -> Result<Vec<Audited>> {
+pub async fn audit<E>(_: &E, _: LeaseId) -> Result<Vec<Audited>> {
     Ok(Vec::new())
 }
 
 /// The capacity of a line in use stays.
-pub(crate) async fn resize<E>(_: &E, _: &Name, _: u32) -> Result<bool> {
+pub async fn resize<E>(_: &E, _: &Name, _: u32) -> Result<bool> {
     cannot_resize().await
 }
 
 /// It has no work queues.
-pub(crate) fn queues<E>(_: &E) -> Option<SharedQueueStore> {
+pub fn queues<E>(_: &E) -> Option<SharedQueueStore> {
     None
 }

@@ -9,10 +9,11 @@ use palisade_core::engine::{Url, config_error, no_connection};
 
 /// A server's name or address, and its port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Host {
+pub struct Host {
     /// Without brackets.
-    pub(crate) name: String,
-    pub(crate) port: u16,
+    pub name: String,
+    /// The port, the engine's default one if the URL names none.
+    pub port: u16,
 }
 
 impl Host {
@@ -20,7 +21,7 @@ impl Host {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when there is no host, or a port is invalid.
-    pub(crate) fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
+    pub fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
         if url.hosts.is_empty() {
             let message = format!("{0}: needs a host, as in {0}://localhost", url.scheme);
             return Err(config_error(message));
@@ -66,7 +67,7 @@ impl Host {
     }
 
     /// Whether it is this machine, so that nobody can eavesdrop on the network.
-    pub(crate) fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         match self.name.parse::<IpAddr>() {
             Ok(address) => address.is_loopback(),
             Err(_) => self.name == "localhost" || self.name.starts_with('/'),
@@ -79,7 +80,7 @@ impl Host {
 ///
 /// # Errors
 /// Those of `connecting`; [`ErrorKind::Unreachable`] when none answers.
-pub(crate) async fn first_to_answer<T>(
+pub async fn first_to_answer<T>(
     hosts: &[Host],
     limit: Duration,
     connecting: impl Future<Output = Result<T>>,

@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const LATE: u32 = 2;
 
 /// The connections of one engine.
-pub(crate) struct PerRuntime<C> {
+pub struct PerRuntime<C> {
     connect: Box<dyn Fn() -> BoxFuture<Result<C>> + Send + Sync>,
     connect_timeout: Duration,
     /// The server's name, for messages.
@@ -72,14 +72,15 @@ type Attempt<C> = Shared<BoxFuture<Result<Link<C>>>>;
 
 /// A connection and its generation.
 #[derive(Clone)]
-pub(crate) struct Link<C> {
-    pub(crate) connection: C,
+pub struct Link<C> {
+    /// The client's own connection.
+    pub connection: C,
     generation: u64,
 }
 
 impl<C> Link<C> {
     /// A number that is unique to each connection.
-    pub(crate) fn generation(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         self.generation
     }
 }
@@ -107,7 +108,7 @@ impl<C> Drop for RuntimeEnd<C> {
 
 impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     /// Connects on demand, with `connect`, within `connect_timeout`.
-    pub(crate) fn new(
+    pub fn new(
         connect_timeout: Duration,
         connect: impl Fn() -> BoxFuture<Result<C>> + Send + Sync + 'static,
     ) -> Self {
@@ -121,13 +122,13 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     }
 
     /// Sets the server's name for messages.
-    pub(crate) fn to(mut self, server: impl ToString) -> Self {
+    pub fn to(mut self, server: impl ToString) -> Self {
         self.server = server.to_string();
         self
     }
 
     /// How long connecting may take.
-    pub(crate) fn connect_timeout(&self) -> Duration {
+    pub fn connect_timeout(&self) -> Duration {
         self.connect_timeout
     }
 
@@ -162,7 +163,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     ///
     /// # Errors
     /// The error of `connect`; between attempts the error of the last one.
-    pub(crate) async fn get(&self) -> Result<Link<C>> {
+    pub async fn get(&self) -> Result<Link<C>> {
         let attempt = {
             let slot = self.slot();
             let mut state = slot.state.lock();
@@ -231,12 +232,12 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     }
 
     /// Gives `link` up, unless it was replaced already: the next call reconnects without a pause.
-    pub(crate) async fn broken(&self, link: &Link<C>) {
+    pub async fn broken(&self, link: &Link<C>) {
         self.judge(link, |_| true);
     }
 
     /// As [`PerRuntime::late`], but a renewal can't afford a second timeout, and a leave is retried.
-    pub(crate) async fn unanswered(&self, operation: &'static str, link: &Link<C>) {
+    pub async fn unanswered(&self, operation: &'static str, link: &Link<C>) {
         if matches!(operation, "renew" | "leave") {
             self.broken(link).await;
         } else {
@@ -245,7 +246,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     }
 
     /// Records that an answer on `link` was late.
-    pub(crate) async fn late(&self, link: &Link<C>) {
+    pub async fn late(&self, link: &Link<C>) {
         self.judge(link, |late| {
             *late += 1;
             *late >= LATE
@@ -253,7 +254,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     }
 
     /// Records that an answer came on `link`.
-    pub(crate) fn answered(&self, link: &Link<C>) {
+    pub fn answered(&self, link: &Link<C>) {
         self.judge(link, |late| {
             *late = 0;
             false
@@ -275,7 +276,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     }
 
     /// Drops all connections.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let _ended = std::mem::take(&mut *self.slots.lock());
     }
 }
@@ -284,7 +285,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
 ///
 /// # Errors
 /// [`ErrorKind::Unreachable`], maybe applied.
-pub(crate) async fn timed<T>(
+pub async fn timed<T>(
     operation: &'static str,
     timeout: Duration,
     request: impl Future<Output = T>,

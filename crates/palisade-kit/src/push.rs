@@ -15,16 +15,17 @@ use palisade_core::BootTime;
 use palisade_core::engine::{Alarm, ClaimId};
 
 /// The receivers of one client's notifications.
-pub(crate) struct PushHub {
+pub struct PushHub {
     /// A random name of this client, for the channels that only it listens to.
-    pub(crate) channel: String,
+    pub channel: String,
     waiters: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
     alarms: broadcast::Sender<Alarm>,
 }
 
 /// The registration of one waiting claim.
-pub(crate) struct Waiter {
-    pub(crate) woken: Notify,
+pub struct Waiter {
+    /// Notified when the claim should look.
+    pub woken: Notify,
     told: Mutex<Told>,
 }
 
@@ -39,19 +40,20 @@ struct Told {
 }
 
 impl Waiter {
-    pub(crate) fn due(&self) -> BootTime {
+    /// When the claim looks without having been told to.
+    pub fn due(&self) -> BootTime {
         self.told.lock().due
     }
 
     /// Records that the claim waits in a line whose last token was `last`.
-    pub(crate) fn waits(&self, last: u64, due: BootTime) {
+    pub fn waits(&self, last: u64, due: BootTime) {
         let mut told = self.told.lock();
         (told.last, told.due) = (last, due);
     }
 
     /// The token of the claim's grant, if a notification brought it. A late notification for an
     /// earlier stay of the same claim has a token that the line had assigned before.
-    pub(crate) fn granted(&self) -> Option<u64> {
+    pub fn granted(&self) -> Option<u64> {
         let told = self.told.lock();
         (told.pushed > told.last).then_some(told.pushed)
     }
@@ -64,12 +66,15 @@ impl Waiter {
 }
 
 impl PushHub {
-    pub(crate) fn new() -> Self {
+    /// A hub under a random name.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "each has a name of its own")]
+    pub fn new() -> Self {
         Self::named(format!("{:032x}", rand::random::<u128>()))
     }
 
     /// One of several hubs of a client that share a name.
-    pub(crate) fn named(channel: String) -> Self {
+    pub fn named(channel: String) -> Self {
         Self {
             channel,
             waiters: Mutex::default(),
@@ -78,7 +83,7 @@ impl PushHub {
     }
 
     /// The registration of a claim; a new one tells its claim to read at once.
-    pub(crate) fn waiter(&self, claim: ClaimId) -> Arc<Waiter> {
+    pub fn waiter(&self, claim: ClaimId) -> Arc<Waiter> {
         let mut waiters = self.waiters.lock();
         let waiter = waiters.entry(claim).or_insert_with(|| {
             let told = Told {
@@ -95,7 +100,7 @@ impl PushHub {
     }
 
     /// Registers an entering claim; dropping this removes it again, unless the claim waits.
-    pub(crate) fn enter(&self, claim: ClaimId) -> Entering<'_> {
+    pub fn enter(&self, claim: ClaimId) -> Entering<'_> {
         Entering {
             hub: self,
             claim,
@@ -104,33 +109,34 @@ impl PushHub {
     }
 
     /// Removes the registration of a claim that no longer waits.
-    pub(crate) fn forget(&self, claim: ClaimId) {
+    pub fn forget(&self, claim: ClaimId) {
         self.waiters.lock().remove(&claim);
     }
 
-    pub(crate) fn alarms(&self) -> broadcast::Receiver<Alarm> {
+    /// The alarms from now on.
+    pub fn alarms(&self) -> broadcast::Receiver<Alarm> {
         self.alarms.subscribe()
     }
 
     /// Tells the keeper to check the lease of a claim. It is no error if nobody listens.
-    pub(crate) fn alarm(&self, claim: ClaimId) {
+    pub fn alarm(&self, claim: ClaimId) {
         let _ = self.alarms.send(Alarm::Lease(claim.into()));
     }
 
     /// Tells the keeper to check all leases.
-    pub(crate) fn alarm_all(&self) {
+    pub fn alarm_all(&self) {
         let _ = self.alarms.send(Alarm::All);
     }
 
     /// Wakes a waiting claim: granted with `token`, or 0 if the notification has none.
-    pub(crate) fn wake(&self, claim: ClaimId, token: u64) {
+    pub fn wake(&self, claim: ClaimId, token: u64) {
         if let Some(waiter) = self.waiters.lock().get(&claim) {
             waiter.wake(token);
         }
     }
 
     /// Wakes all waiters, because notifications may have been lost.
-    pub(crate) fn wake_all(&self) {
+    pub fn wake_all(&self) {
         let waiters = self.waiters.lock();
         waiters
             .values()
@@ -139,7 +145,7 @@ impl PushHub {
 }
 
 /// The registration of a claim that may have to wait.
-pub(crate) struct Entering<'a> {
+pub struct Entering<'a> {
     hub: &'a PushHub,
     claim: ClaimId,
     waiter: Option<Arc<Waiter>>,
@@ -147,7 +153,7 @@ pub(crate) struct Entering<'a> {
 
 impl Entering<'_> {
     /// The claim waits, in a line whose last token was `last`; see [`Waiter::waits`].
-    pub(crate) fn waits(mut self, last: u64, due: BootTime) {
+    pub fn waits(mut self, last: u64, due: BootTime) {
         if let Some(waiter) = self.waiter.take() {
             waiter.waits(last, due);
         }

@@ -8,7 +8,7 @@ use palisade_core::Result;
 use palisade_core::engine::BoxStream;
 
 /// Yields whenever the result of `look`, a fingerprint of what is watched, has changed.
-pub(crate) fn poll_watch<T, F>(
+pub fn poll_watch<T, F>(
     every: Duration,
     look: impl Fn() -> F + Send + 'static,
 ) -> BoxStream<Result<()>>

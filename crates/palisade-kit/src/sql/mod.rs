@@ -7,11 +7,8 @@
 
 use palisade_core::{Error, ErrorKind, Result};
 
-use super::Rule;
-#[cfg(feature = "postgres")]
-use super::Verdict;
-#[cfg(feature = "postgres")]
 use palisade_core::Token;
+use palisade_core::fence::{Rule, Verdict};
 
 /// The SQLSTATE of a stale token.
 pub const STALE: &str = "PFT01";
@@ -24,8 +21,7 @@ pub const MISSING: &str = "PFT02";
 pub const PRESENT: &str = "SELECT set_config('palisade.fence', $1, true)";
 
 /// Decodes the server's refusal: stale, with the highest token from the details.
-#[cfg(feature = "postgres")]
-pub(crate) fn refused(state: &str, detail: Option<&str>) -> Option<Verdict> {
+pub fn refused(state: &str, detail: Option<&str>) -> Option<Verdict> {
     let number = |text: &str| {
         let digits: String = text.chars().filter(char::is_ascii_digit).collect();
         digits.parse().ok().map(Token)

@@ -21,7 +21,7 @@ const STALLED: Duration = Duration::from_secs(4);
 
 /// The turns of all lines.
 #[derive(Default)]
-pub(crate) struct SingleFlight(Mutex<HashMap<String, Arc<Line>>>);
+pub struct SingleFlight(Mutex<HashMap<String, Arc<Line>>>);
 
 #[derive(Default)]
 struct Line {
@@ -31,7 +31,7 @@ struct Line {
 }
 
 /// A turn, or the wait for one.
-pub(crate) struct Turn<'a> {
+pub struct Turn<'a> {
     flight: &'a SingleFlight,
     key: String,
     line: Arc<Line>,
@@ -40,7 +40,7 @@ pub(crate) struct Turn<'a> {
 
 impl SingleFlight {
     /// Waits for a turn, at most for `limit`; `None` if another claim is querying.
-    pub(crate) async fn turn(&self, key: &str, limit: Duration) -> Option<Turn<'_>> {
+    pub async fn turn(&self, key: &str, limit: Duration) -> Option<Turn<'_>> {
         let line = Arc::clone(self.0.lock().entry(key.to_owned()).or_default());
         // Created before the wait, so that a drop during it cleans up.
         let mut turn = Turn {

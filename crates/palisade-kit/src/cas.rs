@@ -17,7 +17,7 @@ const MANY: u32 = 64;
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Retry {
+pub struct Retry {
     left: u32,
     until: BootTime,
     pause: Duration,
@@ -25,7 +25,7 @@ pub(crate) struct Retry {
 
 impl Retry {
     /// Allows `left` retries.
-    pub(crate) fn times(left: u32) -> Self {
+    pub fn times(left: u32) -> Self {
         Self {
             left,
             until: BootTime::NEVER,
@@ -34,12 +34,12 @@ impl Retry {
     }
 
     /// For a change that must succeed unless the line is changed incessantly.
-    pub(crate) fn many() -> Self {
+    pub fn many() -> Self {
         Self::times(MANY)
     }
 
     /// Allows retries until then.
-    pub(crate) fn until(until: BootTime) -> Self {
+    pub fn until(until: BootTime) -> Self {
         Self {
             until,
             ..Self::times(u32::MAX)
@@ -47,7 +47,7 @@ impl Retry {
     }
 
     /// Pauses before a retry; `false` if no retry is left.
-    pub(crate) async fn again(&mut self) -> bool {
+    pub async fn again(&mut self) -> bool {
         if self.left == 0 || self.until.has_passed() {
             return false;
         }
@@ -65,7 +65,7 @@ impl Retry {
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] when no retry is left.
-    pub(crate) async fn or_busy(&mut self, operation: &'static str) -> Result<()> {
+    pub async fn or_busy(&mut self, operation: &'static str) -> Result<()> {
         if self.again().await {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use palisade_core::{Error, ErrorKind, Result};
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Maker(Mutex<()>);
+pub struct Maker(Mutex<()>);
 
 impl Maker {
     /// Returns what `find` finds, or else what `make` creates while nobody else is creating one.
@@ -20,7 +20,7 @@ impl Maker {
     /// # Errors
     /// Those of `make`; [`ErrorKind::Unreachable`] if another claim is still creating one after
     /// `timeout`.
-    pub(crate) async fn find_or_make<T>(
+    pub async fn find_or_make<T>(
         &self,
         timeout: Duration,
         find: impl Fn() -> Option<T>,

@@ -10,7 +10,7 @@ use palisade_core::queue::Receipt;
 use palisade_core::{BootTime, Name, Result};
 
 /// Calls `renew` once per queue, concurrently; it returns the ttl of each claim that was renewed.
-pub(crate) async fn renew_by_queue<F>(
+pub async fn renew_by_queue<F>(
     leases: &[Lease],
     renew: impl Fn(Name, Vec<Receipt>) -> F,
 ) -> Vec<Renewal>

@@ -15,7 +15,7 @@ use palisade_core::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// [`ErrorKind::Config`] when TLS can't be set up.
-pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
+pub fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
     // Without a configuration reqwest would make its own, and panic if no crypto provider is set.
     // For unencrypted connections this one, which trusts no authority, is enough.
     let tls = match tls {
@@ -43,7 +43,7 @@ pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
 ///
 /// # Errors
 /// [`ErrorKind::Config`] when TLS can't be set up, or the secret is not valid in a header.
-pub(crate) fn http_client_with(
+pub fn http_client_with(
     tls: Option<&Tls>,
     asked: &Asked,
     what: &str,
@@ -66,7 +66,7 @@ pub(crate) fn http_client_with(
 
 /// The error for a failed connection to `place`, where `nobody` answers. `about_tls` explains a TLS
 /// failure.
-pub(crate) fn broken_http(
+pub fn broken_http(
     operation: &'static str,
     (nobody, place): (&str, &str),
     error: &reqwest::Error,

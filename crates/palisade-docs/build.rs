@@ -10,7 +10,7 @@
 
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
-#[path = "../palisade-testkit/src/lab/pages/blocks.rs"]
+#[path = "../../testing/testkit/src/lab/pages/blocks.rs"]
 mod blocks;
 
 use std::fmt::Write;

@@ -55,6 +55,10 @@ pub use self::{
     why::{cause, why},
 };
 
+#[cfg(feature = "tls")]
+#[doc(hidden)]
+pub use rustls;
+
 /// The options of every engine behind a network, in addition to the common ones.
 #[cfg(feature = "tls")]
 pub const OPTIONS: &[&str] = &["password_file", "tls_ca", "tls_cert", "tls_key", "user"];

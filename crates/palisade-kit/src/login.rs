@@ -117,6 +117,8 @@ impl SecretFile {
 
 #[cfg(test)]
 mod tests {
+    use palisade_core::ErrorKind;
+
     use super::*;
 
     #[test]

@@ -177,6 +177,8 @@ fn certificates(pem: &[u8], option: &str) -> Result<Vec<CertificateDer<'static>>
 
 #[cfg(test)]
 mod tests {
+    use palisade_core::ErrorKind;
+
     use super::*;
 
     #[test]

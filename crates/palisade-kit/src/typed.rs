@@ -124,7 +124,7 @@ macro_rules! typed_config {
             }
 
             /// Encrypts connections with the program's own configuration.
-            pub fn tls_config(mut self, config: rustls::ClientConfig) -> Self {
+            pub fn tls_config(mut self, config: $crate::rustls::ClientConfig) -> Self {
                 self.0.give(config);
                 self.tls()
             })?

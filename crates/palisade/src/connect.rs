@@ -3,8 +3,6 @@
 #[cfg(any(feature = "baseline", feature = "file", feature = "redis"))]
 use std::sync::Arc;
 
-#[cfg(feature = "file")]
-use crate::fence::FileFence;
 use crate::fence::{Rule, SharedFence};
 use palisade_core::Client;
 use palisade_core::command::nearest;
@@ -14,6 +12,8 @@ use palisade_core::engine::{
     BoxFuture, EngineFactory, EngineInfo, IntoUrl, Settings, SharedEngine, Url, config_error,
 };
 use palisade_core::{Error, ErrorKind, Result};
+#[cfg(feature = "file")]
+use palisade_file::FileFence;
 
 /// Typed configuration of each engine, for [`connect`]: the same options as in a URL, and also a
 /// TLS configuration, a client or the like that the program already has.
@@ -32,23 +32,23 @@ use palisade_core::{Error, ErrorKind, Result};
 /// ```
 pub mod config {
     #[cfg(feature = "consul")]
-    pub use crate::engines::consul::config::Consul;
+    pub use palisade_consul::config::Consul;
     #[cfg(feature = "etcd")]
-    pub use crate::engines::etcd::Etcd;
+    pub use palisade_etcd::Etcd;
     #[cfg(feature = "file")]
-    pub use crate::engines::file::File;
+    pub use palisade_file::File;
     #[cfg(feature = "http")]
-    pub use crate::engines::http::config::Http;
+    pub use palisade_http::config::Http;
     #[cfg(feature = "kubernetes")]
-    pub use crate::engines::kubernetes::config::Cluster as Kubernetes;
+    pub use palisade_kubernetes::config::Cluster as Kubernetes;
     #[cfg(feature = "postgres")]
-    pub use crate::engines::postgres::Postgres;
+    pub use palisade_postgres::Postgres;
     #[cfg(feature = "redis")]
-    pub use crate::engines::redis::Redis;
+    pub use palisade_redis::Redis;
     #[cfg(feature = "redis")]
-    pub use crate::engines::redlock::config::Redlock;
+    pub use palisade_redis::redlock::config::Redlock;
     #[cfg(feature = "zookeeper")]
-    pub use crate::engines::zookeeper::ZooKeeper;
+    pub use palisade_zookeeper::ZooKeeper;
     // Re-exports of the crate versions whose types the configurations accept.
     #[cfg(feature = "redis")]
     #[doc(no_inline)]
@@ -101,7 +101,7 @@ pub async fn connect_existing(url: &str) -> Result<Option<Client>> {
     {
         let mut parsed = Url::parse(url)?;
         parsed.take_settings()?;
-        if parsed.scheme == "file" && !crate::engines::file::exists(parsed)? {
+        if parsed.scheme == "file" && !palisade_file::exists(parsed)? {
             return Ok(None);
         }
     }
@@ -124,7 +124,7 @@ pub fn prepare(url: &str) -> Result<Prepared> {
         #[cfg(feature = "file")]
         liveness: match parsed.scheme.as_str() {
             "file" => {
-                let liveness = crate::engines::file::sign_of_life(parsed, &settings)?;
+                let liveness = palisade_file::sign_of_life(parsed, &settings)?;
                 Some(Arc::new(liveness))
             }
             _ => None,
@@ -140,7 +140,7 @@ pub struct Prepared {
     #[cfg_attr(not(feature = "file"), allow(dead_code))]
     settings: Settings,
     #[cfg(feature = "file")]
-    liveness: Option<Arc<crate::engines::file::Liveness>>,
+    liveness: Option<Arc<palisade_file::Liveness>>,
 }
 
 impl Prepared {
@@ -154,7 +154,7 @@ impl Prepared {
             let mut url = Url::parse(&self.url)?;
             url.take_settings()?;
             let liveness = Some(Arc::clone(liveness));
-            let engine = crate::engines::file::open_with(url, &self.settings, liveness).await?;
+            let engine = palisade_file::open_with(url, &self.settings, liveness).await?;
             return client(engine, &self.settings);
         }
         connect(&self.url).await
@@ -217,7 +217,7 @@ type FenceOpener = fn(Url, Settings, Rule) -> BoxFuture<Result<SharedFence>>;
 #[cfg(feature = "redis")]
 fn redis_fence(url: Url, settings: Settings, rule: Rule) -> BoxFuture<Result<SharedFence>> {
     Box::pin(async move {
-        let fence = crate::engines::redis::RedisFence::connect(url, &settings, rule);
+        let fence = palisade_redis::RedisFence::connect(url, &settings, rule);
         Ok(Arc::new(fence.await?) as _)
     })
 }
@@ -226,11 +226,11 @@ fn redis_fence(url: Url, settings: Settings, rule: Rule) -> BoxFuture<Result<Sha
 const FENCES: &[(&[&str], FenceOpener)] = &[
     #[cfg(feature = "file")]
     (
-        crate::engines::file::FACTORY.info.schemes,
+        palisade_file::FACTORY.info.schemes,
         |url, settings, rule| {
             Box::pin(async move {
-                let folder = crate::fence::encode(&settings.namespace);
-                let fence = FileFence::open(crate::engines::file::fences(url)?.join(folder))?;
+                let folder = palisade_file::encode(&settings.namespace);
+                let fence = FileFence::open(palisade_file::fences(url)?.join(folder))?;
                 Ok(match rule {
                     Rule::Strict => Arc::new(fence.strict()) as _,
                     Rule::NotOlder => Arc::new(fence) as _,
@@ -239,39 +239,37 @@ const FENCES: &[(&[&str], FenceOpener)] = &[
         },
     ),
     #[cfg(feature = "redis")]
-    (crate::engines::redis::FACTORY.info.schemes, redis_fence),
+    (palisade_redis::FACTORY.info.schemes, redis_fence),
     #[cfg(feature = "redis")]
-    (crate::engines::redis::SENTINEL.info.schemes, redis_fence),
+    (palisade_redis::SENTINEL.info.schemes, redis_fence),
     #[cfg(feature = "redis")]
-    (crate::engines::redis::CLUSTER.info.schemes, redis_fence),
+    (palisade_redis::CLUSTER.info.schemes, redis_fence),
     #[cfg(feature = "etcd")]
     (
-        crate::engines::etcd::FACTORY.info.schemes,
+        palisade_etcd::FACTORY.info.schemes,
         |url, settings, rule| {
-            Box::pin(async move { crate::engines::etcd::open_fence(url, &settings, rule).await })
+            Box::pin(async move { palisade_etcd::open_fence(url, &settings, rule).await })
         },
     ),
     #[cfg(feature = "zookeeper")]
     (
-        crate::engines::zookeeper::FACTORY.info.schemes,
+        palisade_zookeeper::FACTORY.info.schemes,
         |url, settings, rule| {
-            Box::pin(
-                async move { crate::engines::zookeeper::open_fence(url, &settings, rule).await },
-            )
+            Box::pin(async move { palisade_zookeeper::open_fence(url, &settings, rule).await })
         },
     ),
     #[cfg(feature = "postgres")]
     (
-        crate::engines::postgres::FACTORY.info.schemes,
+        palisade_postgres::FACTORY.info.schemes,
         |url, settings, rule| {
-            Box::pin(async move { crate::engines::postgres::open_fence(url, &settings, rule) })
+            Box::pin(async move { palisade_postgres::open_fence(url, &settings, rule) })
         },
     ),
     #[cfg(feature = "postgres")]
     (
-        crate::engines::postgres::advisory::FACTORY.info.schemes,
+        palisade_postgres::advisory::FACTORY.info.schemes,
         |url, settings, rule| {
-            Box::pin(async move { crate::engines::postgres::open_fence(url, &settings, rule) })
+            Box::pin(async move { palisade_postgres::open_fence(url, &settings, rule) })
         },
     ),
 ];
@@ -280,31 +278,31 @@ const FENCES: &[(&[&str], FenceOpener)] = &[
 /// recommended.
 const OFFERS: &[EngineFactory] = &[
     #[cfg(feature = "etcd")]
-    crate::engines::etcd::FACTORY,
+    palisade_etcd::FACTORY,
     #[cfg(feature = "consul")]
-    crate::engines::consul::FACTORY,
+    palisade_consul::FACTORY,
     #[cfg(feature = "zookeeper")]
-    crate::engines::zookeeper::FACTORY,
+    palisade_zookeeper::FACTORY,
     #[cfg(feature = "kubernetes")]
-    crate::engines::kubernetes::FACTORY,
+    palisade_kubernetes::FACTORY,
     #[cfg(feature = "file")]
-    crate::engines::file::FACTORY,
+    palisade_file::FACTORY,
     #[cfg(feature = "memory")]
     palisade_core::memory::FACTORY,
     #[cfg(feature = "redis")]
-    crate::engines::redis::FACTORY,
+    palisade_redis::FACTORY,
     #[cfg(feature = "redis")]
-    crate::engines::redis::SENTINEL,
+    palisade_redis::SENTINEL,
     #[cfg(feature = "redis")]
-    crate::engines::redis::CLUSTER,
+    palisade_redis::CLUSTER,
     #[cfg(feature = "redis")]
-    crate::engines::redlock::FACTORY,
+    palisade_redis::redlock::FACTORY,
     #[cfg(feature = "postgres")]
-    crate::engines::postgres::FACTORY,
+    palisade_postgres::FACTORY,
     #[cfg(feature = "postgres")]
-    crate::engines::postgres::advisory::FACTORY,
+    palisade_postgres::advisory::FACTORY,
     #[cfg(feature = "http")]
-    crate::engines::http::FACTORY,
+    palisade_http::FACTORY,
 ];
 
 /// The engines of this build.

@@ -172,12 +172,12 @@ pub mod command {
     #[cfg(feature = "baseline")]
     pub use crate::connect::baseline;
     pub use crate::connect::{Prepared, prepare, registry, schemes};
-    #[cfg(feature = "http")]
-    pub use crate::engines::http::config::own_folder;
     pub use palisade_core::command::*;
     #[cfg(feature = "baseline")]
     pub use palisade_core::engine::Baseline;
     pub use palisade_core::engine::parse_duration;
+    #[cfg(feature = "http")]
+    pub use palisade_http::config::own_folder;
     #[cfg(feature = "http")]
     pub use palisade_kit::plain_http_client;
 }

@@ -4,7 +4,11 @@ use super::super::claim::Ask;
 use super::super::owner::Owner;
 use super::super::report::ClaimReport;
 use super::super::ticket::LeaseStart;
+#[cfg(feature = "memory")]
+use super::super::url::Url;
 use super::*;
+#[cfg(feature = "memory")]
+use crate::client::Client;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -38,7 +42,9 @@ fn a_lost_hold_is_not_held() {
 #[cfg(feature = "memory")]
 #[tokio::test]
 async fn a_crowd_that_is_due_keeps_nobody_from_its_own_lines() {
-    let client = crate::connect("memory:crowd-that-is-due").await.unwrap();
+    let mut url = Url::parse("memory:crowd-that-is-due").unwrap();
+    let settings = url.take_settings().unwrap();
+    let client = Client::new(crate::memory::open(url, &settings).unwrap(), &settings).unwrap();
     let mut holds = Vec::new();
     let crowd: Vec<String> = (0..LINES + 50).map(|at| format!("l{at:03}")).collect();
     for name in crowd.iter().map(String::as_str).chain(["z"]) {

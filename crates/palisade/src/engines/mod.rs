@@ -1,22 +1,22 @@
-//! The engines, one folder or file each, by feature. An engine knows the core and nothing else.
+//! The engines of this build, by feature. Each is a crate of its own (`engines/…`).
 
 #[cfg(feature = "consul")]
-pub mod consul;
-#[cfg(feature = "etcd")]
-pub mod etcd;
-#[cfg(feature = "file")]
-pub mod file;
-#[cfg(feature = "http")]
-pub mod http;
-#[cfg(feature = "kubernetes")]
-pub mod kubernetes;
+pub use palisade_consul as consul;
 #[cfg(feature = "memory")]
 pub use palisade_core::memory;
+#[cfg(feature = "etcd")]
+pub use palisade_etcd as etcd;
+#[cfg(feature = "file")]
+pub use palisade_file as file;
+#[cfg(feature = "http")]
+pub use palisade_http as http;
+#[cfg(feature = "kubernetes")]
+pub use palisade_kubernetes as kubernetes;
 #[cfg(feature = "postgres")]
-pub mod postgres;
+pub use palisade_postgres as postgres;
 #[cfg(feature = "redis")]
-pub mod redis;
+pub use palisade_redis as redis;
 #[cfg(feature = "redis")]
-pub mod redlock;
+pub use palisade_redis::redlock;
 #[cfg(feature = "zookeeper")]
-pub mod zookeeper;
+pub use palisade_zookeeper as zookeeper;

@@ -22,7 +22,7 @@ conformance engines="memory,file":
 soak:
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-testkit --test lease
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --test cancel
-    PALISADE_TEST_FULL=1 cargo test --release -p palisade --test file
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade-file --test file
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli guardian
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli demo
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-testkit --test fences paused
@@ -39,7 +39,7 @@ pause-experiment *options:
 
 # Ratios to the raw operations, in one run.
 bench:
-    cargo bench -p palisade --bench file --bench hold
+    cargo bench -p palisade-bench --bench file --bench hold
 
 # The public API beside its snapshot; needs a nightly compiler and cargo-public-api.
 api:

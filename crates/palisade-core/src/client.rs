@@ -44,7 +44,7 @@ pub struct Client {
 
 impl Client {
     /// A client of an engine that is already open: for authors of engines and layers. Other code
-    /// uses [`connect`](crate::connect()).
+    /// uses `palisade::connect`.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when `settings` have a ttl outside the engine's range.

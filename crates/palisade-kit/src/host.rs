@@ -20,7 +20,7 @@ impl Host {
     /// The hosts of a URL, with `port` as the default port.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when there is no host, or a port is invalid.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when there is no host, or a port is invalid.
     pub fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
         if url.hosts.is_empty() {
             let message = format!("{0}: needs a host, as in {0}://localhost", url.scheme);
@@ -79,7 +79,7 @@ impl Host {
 /// the caller's timeout: the caller can't name the hosts.
 ///
 /// # Errors
-/// Those of `connecting`; [`ErrorKind::Unreachable`] when none answers.
+/// Those of `connecting`; [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when none answers.
 pub async fn first_to_answer<T>(
     hosts: &[Host],
     limit: Duration,

@@ -22,7 +22,7 @@ impl Login {
     /// Takes the login out of a URL: `user:password@`, or the options `user` and `password_file`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when one is given twice, or the file can't be read.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when one is given twice, or the file can't be read.
     pub fn take(url: &mut Url) -> Result<Self> {
         let twice = |what| {
             let message = format!("the URL gives the {what} twice; give it once");
@@ -48,7 +48,7 @@ impl Login {
     /// Takes a login out of other options, for servers other than those of the URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when the file can't be read.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when the file can't be read.
     pub fn take_apart(
         url: &mut Url,
         user: &'static str,
@@ -66,7 +66,7 @@ impl Login {
     /// connect reads it again.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when the file can't be read or is empty.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when the file can't be read or is empty.
     pub fn fresh(&self) -> Result<Self> {
         let mut login = self.clone();
         if let Some(file) = &self.file {
@@ -99,7 +99,7 @@ impl SecretFile {
     /// Reads the secret, without a trailing newline.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when the file can't be read or is empty.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when the file can't be read or is empty.
     pub fn read(&self) -> Result<String> {
         let option = self.option;
         let secret = std::fs::read_to_string(&self.path).map_err(|error| {

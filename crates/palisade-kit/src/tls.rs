@@ -35,7 +35,7 @@ impl Tls {
     /// Takes the options out; `None` if the scheme has no TLS.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for an unreadable file, half an identity, or TLS options without TLS.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for an unreadable file, half an identity, or TLS options without TLS.
     pub fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
         let files = Files {
             ca: url.take("tls_ca"),
@@ -74,7 +74,7 @@ impl Tls {
     /// reads them again.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a file that can't be read.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for a file that can't be read.
     pub fn fresh(&self) -> Result<Self> {
         let read = self.files.read()?;
         Ok(Self {
@@ -86,7 +86,7 @@ impl Tls {
     /// The configuration for rustls.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when a file is not PEM of the right kind.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when a file is not PEM of the right kind.
     pub fn client_config(&self) -> Result<ClientConfig> {
         if let Some(given) = &self.given {
             return Ok(given.clone());

@@ -65,7 +65,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// A Consul agent, as [`connect`](crate::connect()) takes it.
+    /// A Consul agent, as `palisade::connect` takes it.
     Consul
     /// Agents of one datacenter: `name`, `name:port` or `[address]:port` each.
     hosts of "consul"

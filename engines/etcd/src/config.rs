@@ -55,7 +55,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// An etcd cluster, as [`connect`](crate::connect()) takes it.
+    /// An etcd cluster, as `palisade::connect` takes it.
     Etcd
     /// Members of the cluster: `name`, `name:port` or `[address]:port` each.
     hosts of "etcd"
@@ -66,8 +66,8 @@ typed_config! {
 /// Opens what the URL names, and sees that a member of it answers.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for hosts, options or certificates that can't be used; [`ErrorKind::Unreachable`]
-/// when no member answers; [`ErrorKind::Denied`] when the login is refused.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for hosts, options or certificates that can't be used; [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable)
+/// when no member answers; [`ErrorKind::Denied`](palisade_core::ErrorKind::Denied) when the login is refused.
 pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let encrypted = url.scheme == "etcds";
     let login = Login::take(&mut url)?;

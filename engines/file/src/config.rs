@@ -34,7 +34,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// An embedded store, for [`connect`](crate::connect()).
+    /// An embedded store, for `palisade::connect`.
     File
 }
 
@@ -89,7 +89,7 @@ impl Config {
     /// Parses a URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for invalid options.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for invalid options.
     pub(super) fn from_url(mut url: Url) -> Result<Self> {
         let allow_network_fs = url.take_flag("allow_network_fs")?;
         let audience = match url.take("shared").as_deref() {

@@ -67,7 +67,7 @@ impl Dir {
     /// Creates the directory if it does not exist, and checks its owner, mode and file system.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) when it can't be used.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when it can't be used.
     pub(super) fn open(with: &Config) -> Result<Self> {
         let path = &with.path;
         let path = std::path::absolute(path).map_err(|error| unusable_dir(path, error))?;
@@ -96,7 +96,7 @@ impl Dir {
     /// file releases it.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when the lock can't be acquired in
+    /// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when the lock can't be acquired in
     /// time.
     pub(super) fn lock(&self, timeout: Duration) -> Result<OwnedFd> {
         let fail = |errno: Errno| unusable_dir(&self.path, errno);

@@ -98,7 +98,7 @@ pub(super) fn refuse_fork(store: &Store, operation: &'static str) -> Result<()> 
 /// Begins a change of a line.
 ///
 /// # Errors
-/// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when the line's lock is not available
+/// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when the line's lock is not available
 /// within `timeout`.
 pub(super) async fn begin<'a>(
     engine: &'a FileEngine,

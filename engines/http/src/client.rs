@@ -59,7 +59,7 @@ impl Token {
     /// The current token, because files are rotated.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when its file can't be read.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when its file can't be read.
     pub(super) fn read(&self) -> Result<Option<String>> {
         match self {
             Self::None => Ok(None),
@@ -434,7 +434,7 @@ impl Events {
     /// The next event and its data.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when the gateway has closed the stream or falls silent.
+    /// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when the gateway has closed the stream or falls silent.
     pub(super) async fn next(&mut self) -> Result<(String, Value)> {
         let ended = || unreachable("watch", "the gateway's events have ended");
         loop {

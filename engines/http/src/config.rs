@@ -48,7 +48,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// A palisade gateway, as [`connect`](crate::connect()) takes it.
+    /// A palisade gateway, as `palisade::connect` takes it.
     Http
     /// Gateways in front of one engine: `name`, `name:port` or `[address]:port` each.
     hosts of "http"

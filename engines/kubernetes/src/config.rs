@@ -52,7 +52,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// The Leases of a Kubernetes cluster, as [`connect`](crate::connect()) takes them.
+    /// The Leases of a Kubernetes cluster, as `palisade::connect` takes them.
     Cluster
     texts {
         /// The kubeconfig, where it is neither the user's nor that of the environment.

@@ -75,7 +75,7 @@ impl Credentials {
     /// The credential for a request now.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when there is none and the file or plugin gives none.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when there is none and the file or plugin gives none.
     pub(super) async fn get(self: &Arc<Self>) -> Result<Arc<Credential>> {
         if let Some(fresh) = self.fresh() {
             return Ok(fresh);

@@ -70,7 +70,7 @@ impl Target {
     /// them and the environment.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] that says what is missing.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) that says what is missing.
     pub(super) fn find(url: &mut Url) -> Result<Self> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let context = url.take("context");

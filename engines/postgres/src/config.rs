@@ -47,7 +47,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// A PostgreSQL database, as [`connect`](crate::connect()) takes it: with a table of leases,
+    /// A PostgreSQL database, as `palisade::connect` takes it: with a table of leases,
     /// or with [`advisory`](Self::advisory) locks.
     Postgres
     /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
@@ -79,7 +79,7 @@ impl Postgres {
     /// made, with our own timeouts and no session settings.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for Unix sockets and for a password that is no
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for Unix sockets and for a password that is no
     /// text.
     pub fn from_config(config: &tokio_postgres::Config) -> Result<Self> {
         use tokio_postgres::config::{Host as Server, SslMode};
@@ -147,7 +147,7 @@ pub(super) struct Config {
 /// Opens the lease table; nothing is asked of the server before the first verb.
 ///
 /// # Errors
-/// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL or option that can't be used.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for a URL or option that can't be used.
 pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let layout = url.take("layout");
     let config = Config::take(&mut url, settings)?;

@@ -55,7 +55,7 @@ impl Server {
     /// Takes its options out of a URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for hosts, logins, files or options that can't be used.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for hosts, logins, files or options that can't be used.
     pub(super) fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
         let hosts = Host::all(url, 5432)?;
         let login = Login::take(url)?;
@@ -118,7 +118,7 @@ impl Server {
     /// settings, as `-c name=value`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`], [`ErrorKind::Denied`] or [`ErrorKind::Config`], depending on the
+    /// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable), [`ErrorKind::Denied`](palisade_core::ErrorKind::Denied) or [`ErrorKind::Config`](palisade_core::ErrorKind::Config), depending on the
     /// server's answer.
     pub(super) async fn connect(
         &self,

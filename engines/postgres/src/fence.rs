@@ -110,7 +110,7 @@ impl FenceStore for PostgresFence {
 /// DELETE and TRUNCATE. A statement may still present its own token in the column `fence`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a number that is not a
+/// [`ErrorKind::InvalidArgument`](palisade_core::ErrorKind::InvalidArgument) for a number that is not a
 /// token; errors of the server.
 pub async fn present(transaction: &Transaction<'_>, token: WriteToken) -> Result<()> {
     let number = token.stored()?.to_string();

@@ -41,7 +41,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// A Redis server, as [`connect`](crate::connect()) takes it.
+    /// A Redis server, as `palisade::connect` takes it.
     Redis
     numbers {
         /// How many replicas must have a grant before it counts.
@@ -84,7 +84,7 @@ impl Redis {
     /// [`tls_identity`](Self::tls_identity) or [`tls_config`](Self::tls_config).
     ///
     /// # Errors
-    /// [`Config`](crate::ErrorKind::Config) for a Unix socket, and for a client that does not verify
+    /// [`Config`](palisade_core::ErrorKind::Config) for a Unix socket, and for a client that does not verify
     /// the host.
     pub fn from_client(client: &redis::Client) -> Result<Self> {
         use redis::ConnectionAddr::{Tcp, TcpTls};
@@ -195,7 +195,7 @@ pub(super) enum Way {
 
 impl Target {
     /// # Errors
-    /// [`ErrorKind::Config`] for what can't be used.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for what can't be used.
     pub(super) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
         let encrypted = url.scheme.starts_with("rediss");
         let access = Access::take(&mut url, encrypted, connect_timeout)?;
@@ -236,7 +236,7 @@ impl Target {
     /// The one server.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when there are more.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when there are more.
     #[cfg(feature = "baseline")]
     pub(super) fn server(self) -> Result<Server> {
         match self.way {
@@ -277,7 +277,7 @@ pub(crate) struct Access {
 
 impl Access {
     /// # Errors
-    /// [`ErrorKind::Config`] for a login or files that can't be used.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for a login or files that can't be used.
     pub(crate) fn take(url: &mut Url, encrypted: bool, connect_timeout: Duration) -> Result<Self> {
         let login = Login::take(url)?;
         let tls = Tls::take(url, encrypted)?;
@@ -319,7 +319,7 @@ impl Access {
 /// The number of the database that a path names.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for any other path.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for any other path.
 pub(crate) fn database(path: &str) -> Result<u16> {
     match path.trim_start_matches('/') {
         "" => Ok(0),

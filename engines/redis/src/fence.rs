@@ -35,7 +35,7 @@ impl RedisFence {
     /// (`redis+sentinel:`) or in a Cluster (`redis+cluster:`).
     ///
     /// # Errors
-    /// As [`connect`](crate::connect()).
+    /// As `palisade::connect`.
     pub async fn open(url: &str) -> Result<Self> {
         let mut url = Url::parse(url)?;
         let settings = url.take_settings()?;

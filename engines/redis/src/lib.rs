@@ -49,8 +49,8 @@ pub use queue::{Effect, RedisMessage};
 /// Connects.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for options that can't be used; [`ErrorKind::Unreachable`],
-/// [`ErrorKind::Denied`] and [`ErrorKind::Unusable`] from the server.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for options that can't be used; [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable),
+/// [`ErrorKind::Denied`](palisade_core::ErrorKind::Denied) and [`ErrorKind::Unusable`](palisade_core::ErrorKind::Unusable) from the server.
 async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let client = connect(url, &settings).await?;

@@ -69,7 +69,7 @@ pub const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// A ZooKeeper ensemble, as [`connect`](crate::connect()) takes it.
+    /// A ZooKeeper ensemble, as `palisade::connect` takes it.
     ZooKeeper
     /// Servers of the ensemble: `name`, `name:port` or `[address]:port` each.
     hosts of "zookeeper"
@@ -94,8 +94,8 @@ impl ZooKeeper {
 /// Opens what the URL names, and begins a session.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for hosts, options or certificates that can't be used;
-/// [`ErrorKind::Unreachable`] when no server takes a session.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for hosts, options or certificates that can't be used;
+/// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when no server takes a session.
 pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let encrypted = url.scheme == "zookeepers";
     let login = Login::take(&mut url)?;

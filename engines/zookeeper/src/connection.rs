@@ -69,7 +69,7 @@ pub(super) enum NoConnection {
 
 impl Endpoints {
     /// # Errors
-    /// [`ErrorKind::Config`] when the certificate files can't be used.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when the certificate files can't be used.
     pub(super) fn new(
         hosts: Vec<Host>,
         tls: Option<Tls>,
@@ -185,7 +185,7 @@ impl Endpoints {
     /// Opens a byte stream, before the session handshake.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when the server can't be reached; [`ErrorKind::Config`] when TLS
+    /// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when the server can't be reached; [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when TLS
     /// can't be negotiated.
     pub(super) async fn dial(&self, host: &Host) -> Result<Box<dyn Bytes>> {
         let no_tcp = |error: io::Error| {

@@ -264,8 +264,8 @@ impl Session {
     /// The requests may still be sent and applied after the future is dropped.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when they were not sent, or, maybe applied, when they were not
-    /// answered; [`ErrorKind::Lost`] when the session has ended.
+    /// [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when they were not sent, or, maybe applied, when they were not
+    /// answered; [`ErrorKind::Lost`](palisade_core::ErrorKind::Lost) when the session has ended.
     pub(super) async fn call(
         &self,
         operation: &'static str,

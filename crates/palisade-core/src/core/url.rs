@@ -30,7 +30,7 @@ pub struct Url {
     given: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-/// Where to connect: a URL as text, or a typed configuration of [`config`](crate::config).
+/// Where to connect: a URL as text, or a typed configuration (`palisade::config`).
 pub trait IntoUrl {
     /// The URL.
     ///

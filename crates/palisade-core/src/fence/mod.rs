@@ -11,9 +11,9 @@
 //! | store | atomic by |
 //! |---|---|
 //! | [`MemoryFence`] | a mutex of this process |
-//! | [`FileFence`] | flock and rename |
-//! | [`open`] of `redis:`, `etcd:`, `zookeeper:`, `postgres:`, `file:` | one script, one transaction, one multi, a trigger, flock and rename |
-//! | rows of your own tables | the triggers of [`sql`], for PostgreSQL and SQLite |
+//! | `FileFence` of `palisade-file` | flock and rename |
+//! | `palisade::fence::open` of `redis:`, `etcd:`, `zookeeper:`, `postgres:`, `file:` | one script, one transaction, one multi, a trigger, flock and rename |
+//! | rows of your own tables | the triggers of `palisade::fence::sql`, for PostgreSQL and SQLite |
 //! | an HTTP service | a layer of its own (feature `tower`), advisory across replicas |
 //!
 //! An engine's store is beside that engine (`engines/…/fence.rs`) and listed in `connect`; all

@@ -82,7 +82,7 @@ pub(super) struct Config {
 /// Opens the engine; nothing is sent before the first verb.
 ///
 /// # Errors
-/// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL or option that can't be used.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for a URL or option that can't be used.
 pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let schema = Schema::take(&mut url)?;
     let keys = Keys::new(url.take("key").as_deref(), &settings.namespace)?;

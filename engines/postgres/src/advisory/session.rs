@@ -77,7 +77,7 @@ impl Session {
     /// the user declared that sessions are not shared.
     ///
     /// # Errors
-    /// As connecting; [`ErrorKind::Unsupported`] behind a pooler; what the server refuses.
+    /// As connecting; [`ErrorKind::Unsupported`](palisade_core::ErrorKind::Unsupported) behind a pooler; what the server refuses.
     pub(super) async fn connect(
         server: &Server,
         blanks: &Arc<Blanks>,

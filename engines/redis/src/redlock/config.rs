@@ -80,7 +80,7 @@ pub(super) struct Options {
 }
 
 typed_config! {
-    /// Redis servers that know nothing of each other, as [`connect`](crate::connect()) takes them.
+    /// Redis servers that know nothing of each other, as `palisade::connect` takes them.
     Redlock
     /// Three or more servers: `name`, `name:port` or `[address]:port` each.
     hosts of "redlock"
@@ -143,8 +143,8 @@ impl Options {
 /// Connects.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for what can't be used; [`ErrorKind::Unreachable`] when no majority of the
-/// servers answers; [`ErrorKind::Denied`] and [`ErrorKind::Unusable`] from one of them.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) for what can't be used; [`ErrorKind::Unreachable`](palisade_core::ErrorKind::Unreachable) when no majority of the
+/// servers answers; [`ErrorKind::Denied`](palisade_core::ErrorKind::Denied) and [`ErrorKind::Unusable`](palisade_core::ErrorKind::Unusable) from one of them.
 async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let options = Options::take(url, &settings)?;

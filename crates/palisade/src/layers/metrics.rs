@@ -14,7 +14,9 @@
 //!
 //! The name of a lock is never a label, because the number of names is unbounded.
 
-use metrics::{counter, gauge, histogram};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use crate::core::claim::Mode;
 use crate::core::engine::BoxFuture;
@@ -34,6 +36,57 @@ use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Metrics;
+
+impl Metrics {
+    /// Describes these metrics, and that of [`FenceMetrics`], to the recorder that is installed:
+    /// exporters print the texts beside the figures. Call it once, after installing the recorder.
+    pub fn describe() {
+        describe_counter!(
+            "palisade_acquire_total",
+            "Completed acquires, by outcome: held, busy, failed or cancelled"
+        );
+        describe_histogram!(
+            "palisade_wait_seconds",
+            Unit::Seconds,
+            "How long acquires took until they were held, or over"
+        );
+        describe_histogram!(
+            "palisade_hold_seconds",
+            Unit::Seconds,
+            "How long locks were held"
+        );
+        describe_counter!(
+            "palisade_renew_total",
+            "Renewals of leases, by outcome: held, lost, evicted or unknown"
+        );
+        describe_histogram!(
+            "palisade_renew_seconds",
+            Unit::Seconds,
+            "How long renewals of leases took"
+        );
+        describe_counter!(
+            "palisade_lost_total",
+            "Holds that were lost, by reason: expired, taken or evicted"
+        );
+        describe_counter!(
+            "palisade_deadlocks_total",
+            "Deadlocks that a waiter found itself in (found), and those that it ended (gave_way)"
+        );
+        describe_gauge!(
+            "palisade_held",
+            "Locks held now by this process, or by the clients of this gateway; not those of others"
+        );
+        describe_gauge!(
+            "palisade_waiting",
+            "Claims waiting now of this process, or of the clients of this gateway; not those of \
+             others"
+        );
+        describe_counter!(
+            "palisade_fence_rejected_total",
+            "Stale tokens that a fence refused"
+        );
+    }
+}
 
 impl Observer for Metrics {
     fn see(&self, event: &Event<'_>) {

@@ -103,6 +103,36 @@ fn a_lock_appears_within_a_second_and_its_release_removes_it() {
 }
 
 #[test]
+fn a_bar_shows_what_is_left_of_a_lease_once_its_length_is_known() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let served = Served::start();
+    let holds = [("long", "60s"), ("short", "3s")];
+    let _holds = holds.map(|(name, ttl)| served.hold(name, "nightly", &["--ttl", ttl]));
+    launch::until(crate::webdriver::LIMIT, || {
+        let (_, lines) = served.ask("operator", "GET", "/v1/lines", "", "");
+        let both = lines.contains("long") && lines.contains("short");
+        both.then_some(()).ok_or(lines)
+    })
+    .unwrap();
+    browser.open(&served.entry("operator"));
+    let track = |name: &str| format!("{}?.querySelector('.bar-track')", row(name));
+    browser.until(&track("long"));
+    // The page has seen neither its beginning nor a renewal: it may be of any length.
+    let bar = format!(
+        "const track = {}; \
+         return [track.classList.contains('unknown'), track.firstElementChild.style.width]",
+        track("long")
+    );
+    assert_eq!(browser.js(&bar), json!([true, "0%"]));
+    let known = |name: &str| format!("{}?.classList.contains('unknown') === false", track(name));
+    browser.until(&known("short"));
+    let _new = served.hold("new", "nightly", &["--ttl", "60s"]);
+    browser.until(&known("new"));
+}
+
+#[test]
 fn a_name_stays_text_whatever_it_is() {
     let Some(browser) = Browser::start() else {
         return;

@@ -113,7 +113,8 @@ def unreachable(error: Exception) -> Error:
             # It would be tried again for ever, and nobody be told why.
             return Error("tls", f"the gateway's certificate is not trusted: {cause}; see verify=")
         cause = cause.__cause__ or cause.__context__
-    detail = f"the gateway does not answer ({type(error).__name__})"
+    why = f"{type(error).__name__}: {error}".rstrip(": ")
+    detail = f"the gateway does not answer ({why})"
     if isinstance(error, httpx.ConnectError):
         return Unreachable("no_gateway", detail)
     return Unreachable("unreachable", detail, "maybe_applied")

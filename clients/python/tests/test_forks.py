@@ -183,6 +183,23 @@ def test_one_client_in_one_loop_after_another(gateway: Gateway) -> None:
     assert first.lost.is_set() and not first.valid and second.token > first.token
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_loop_ends_though_its_client_was_just_woken(gateway: Gateway, turns: int) -> None:
+    async def work() -> None:
+        c = palisade.AsyncClient(gateway.url, token=gateway.token)
+        await c.lock("a")
+        for session in c._state.sessions:
+            session.poked.set()
+        c._state.changed.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    loop = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    loop.start()
+    loop.join(LIMIT)
+    assert not loop.is_alive()
+
+
 def test_nobody_else_holds_whatever_children_do(gateway: Gateway) -> None:
     with client(gateway, ttl=1.0) as c, client(gateway, ttl=1.0) as other:
         granted = threading.Event()

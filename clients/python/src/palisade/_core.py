@@ -105,8 +105,9 @@ def attempt(
             answered, heard = True, p.now()
             session.heard = max(session.heard, sent)
             if claim.is_over():
-                # Its deadline passed before it was seen here.
-                raise p.Lost("lost", f"{name} was not kept alive in time")
+                # Its deadline passed, or an event came, before the grant was seen here.
+                kind = p.KINDS.get(claim.state, p.Lost)
+                raise kind(claim.state, f"{name} was {claim.state} as soon as it was held")
             if not claim.valid() and until is not None and p.now() >= until:
                 raise p.Busy("busy", f"{name} is held by others")
         return state.adopt(session, claim)

@@ -193,7 +193,6 @@ class Session:
         self.heard = 0.0
         #: Its gateway does not know it any more; drains; failed last.
         self.gone = self.draining = self.avoided = False
-        self.listened = False
         self.unread = b""
 
     def opened(self, sent: float, answer: Mapping[str, Any]) -> None:
@@ -238,10 +237,8 @@ class Session:
     def connected(self) -> None:
         """Its events are heard from now on."""
         self.unread = b""
-        if self.listened:
-            # Earlier ones were missed.
-            self.poked.set()
-        self.listened = True
+        # Earlier ones were missed, of what was claimed before it.
+        self.poked.set()
 
     def feed(self, chunk: bytes) -> None:
         """Applies a part of the stream of events."""

@@ -65,10 +65,15 @@ class State(state.State):
         if isinstance(step, state.Listen):
             return await self._listen(step.session)
         if isinstance(step, state.Nap):
+            # Not `wait_for`, which before 3.12 loses a cancellation beside the event.
+            timer = None
+            if step.seconds is not None:
+                timer = asyncio.get_running_loop().call_later(step.seconds, step.event.set)
             try:
-                await asyncio.wait_for(step.event.wait(), step.seconds)
-            except asyncio.TimeoutError:
-                pass
+                await step.event.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
             step.event.clear()
         elif isinstance(step, state.Pause):
             await asyncio.sleep(step.seconds)

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-/// Parses a duration. Every number needs a unit: `ms`, `s`, `m`, `h` or `d`.
+/// Parses a duration. Every number needs a unit: `ms`, `s`, `m`, `h` or `d`. Spaces are allowed
+/// before and after a unit.
 ///
 /// # Errors
 /// A message that says what is wrong and how to write it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = |why: &str| Err(format!("{why}; write it like 500ms, 1.5s, 30s, 2m or 1h"));
+    let text = text.trim_matches(' ');
     if text.is_empty() {
         return wrong("a duration can't be empty");
     }
@@ -26,6 +28,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             Some(("", _)) => return wrong("digits must follow the decimal point"),
             Some((fraction, tail)) => (fraction, tail),
         };
+        let tail = tail.trim_start_matches(' ');
         let letters = tail
             .find(|c: char| !c.is_ascii_alphabetic())
             .unwrap_or(tail.len());
@@ -54,7 +57,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             return wrong("the duration is too large");
         };
         total = sum;
-        rest = tail;
+        rest = tail.trim_start_matches(' ');
     }
     Ok(total)
 }
@@ -76,6 +79,8 @@ mod tests {
             ("500ms", 500),
             ("30s", 30_000),
             ("1m30s", 90_000),
+            ("10 s", 10_000),
+            (" 1m 30 s ", 90_000),
             ("1.5s", 1_500),
             ("0.25m0.5s", 15_500),
             ("1.000000000000000000000000000001s", 1_000),
@@ -88,6 +93,10 @@ mod tests {
     fn anything_else_says_what_is_wrong() {
         for (text, word) in [
             ("", "empty"),
+            (" ", "empty"),
+            ("1 0s", "unit"),
+            ("1 .5s", "unit"),
+            ("10 s x", "number"),
             ("-5s", "negative"),
             ("30", "unit"),
             ("s", "number"),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use palisade::engine::Ask;
 use palisade::events;
-use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request};
+use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request, Token};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::Instant;
@@ -41,6 +41,12 @@ const NOTICE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Within this time after the guardian has killed a command, the hold is lost and its reason known.
 const KNOWN_SOON: Duration = Duration::from_millis(250);
+
+/// Longer than any job lasts: no time that is this far away overflows.
+const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// How long a message waits for the name of a holder.
+const GLANCE: Duration = Duration::from_millis(500);
 
 /// An engine that does not answer must not keep an interrupted palisade from ending; what could not
 /// be released ends with its ttl.
@@ -255,22 +261,33 @@ impl Job {
     pub(crate) fn lost(&self, hold: Hold, reason: LossReason, behind: Option<String>) -> String {
         let token = hold.token();
         drop(hold);
-        self.event(
-            || json!({"event": "lost", "name": self.name.as_str(), "reason": reason.code()}),
-        );
+        if let Some(event) = self.lost_event(reason) {
+            self.printer.event(event, || None);
+        }
+        let mut lost = self.loss(token, reason, behind);
+        if !self.command.is_empty() {
+            lost.push_str("; the command was ended");
+        }
+        lost
+    }
+
+    /// A loss as an event, for programs; people read the message of the failure.
+    pub(crate) fn lost_event(&self, reason: LossReason) -> Option<serde_json::Value> {
+        let event =
+            || json!({"event": "lost", "name": self.name.as_str(), "reason": reason.code()});
+        (self.printer.json && !self.quiet).then(event)
+    }
+
+    /// A loss, as people read it.
+    pub(crate) fn loss(&self, token: Token, reason: LossReason, behind: Option<String>) -> String {
         let why = match reason {
             LossReason::Expired => "its lease was not renewed in time",
             LossReason::Evicted => "an operator evicted it",
             _ => "it was taken away",
         };
         let behind = behind.map_or_else(String::new, |behind| format!(" ({behind})"));
-        let then = if self.command.is_empty() {
-            ""
-        } else {
-            "; the command was ended"
-        };
         let name = shown(self.name.as_str());
-        format!("lost {name} (token {token}): {why}{behind}{then}")
+        format!("lost {name} (token {token}): {why}{behind}")
     }
 
     fn complain(&self, error: &Error) {
@@ -287,15 +304,33 @@ impl Job {
     fn say_waiting(&self, holders: &[ClaimView]) {
         let event = json!({"event": "waiting", "name": self.name.as_str(), "holders": holders});
         self.printer.event(event, || {
-            let held = holders.first().map(|first| format!(", held by {first}"));
-            let more = Some(holders.len()).filter(|count| *count > 1);
-            let more = more.map(|count| format!(" and {} more", count - 1));
-            let (held, more) = (held.unwrap_or_default(), more.unwrap_or_default());
-            Some(format!(
-                "waiting for {}{held}{more}",
-                shown(self.name.as_str())
-            ))
+            let held = held_by(holders).map(|held| format!(", {held}"));
+            let held = held.unwrap_or_default();
+            Some(format!("waiting for {}{held}", shown(self.name.as_str())))
         });
+    }
+
+    /// Who holds the lock now, as far as the engine tells soon.
+    async fn held_now(&self, client: &Client) -> Option<String> {
+        if self.quiet {
+            return None;
+        }
+        let line = tokio::time::timeout(GLANCE, look(client, &self.name)).await;
+        held_by(&line.ok()?.ok()??.holders)
+    }
+
+    /// What is wrong with the engine, as a request to it shows within this time.
+    pub(crate) async fn trouble(&self, client: &Client, within: Duration) -> Option<String> {
+        match tokio::time::timeout(within, look(client, &self.name)).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(failure)) => Some(failure.to_string()),
+            Err(_) => Some("the engine does not answer".to_owned()),
+        }
+    }
+
+    /// When a lock that was acquired then may be released.
+    pub(crate) fn not_before(&self, since: Instant) -> Instant {
+        since + self.at_least.min(AGES)
     }
 
     /// Reports that the engine uses another ttl than requested.
@@ -412,12 +447,15 @@ impl Connected {
             }
             Ok(None) => {
                 let name = shown(job.name.as_str());
-                Err(job.not_acquired(match job.patience {
-                    Patience::For(wait) => {
+                let held = job.held_now(client).await;
+                Err(job.not_acquired(match (job.patience, held) {
+                    (Patience::For(wait), held) => {
                         let wait = humantime::format_duration(wait);
-                        format!("{name} was not free within {wait}")
+                        let held = held.map_or_else(String::new, |held| format!("; it is {held}"));
+                        format!("{name} was not free within {wait}{held}")
                     }
-                    _ => format!("{name} is held by someone else"),
+                    (_, Some(held)) => format!("{name} is {held}"),
+                    (_, None) => format!("{name} is held by someone else"),
                 }))
             }
             Err(error) if error.kind() == ErrorKind::Deadlock => Err(Failure::Deadlock {
@@ -491,12 +529,7 @@ impl Connected {
         if reason != LossReason::Expired || loss.is_some() {
             return None;
         }
-        let asked = tokio::time::timeout(FAREWELL, look(&self.client, &self.job.name)).await;
-        match asked {
-            Ok(Ok(_)) => None,
-            Ok(Err(failure)) => Some(failure.to_string()),
-            Err(_) => Some("the engine does not answer".to_owned()),
-        }
+        self.job.trouble(&self.client, FAREWELL).await
     }
 
     /// Keeps the lock until then. A signal cuts it short.
@@ -561,7 +594,7 @@ impl Ended<'_> {
                 span.exited(code);
                 // Gone, with its command, before the lock is.
                 connected.guardian = None;
-                let until = since + connected.job.at_least;
+                let until = connected.job.not_before(since);
                 connected.keep_until(until, code, &hold).await
             }
             end => end,
@@ -597,6 +630,14 @@ impl Ended<'_> {
         job.event(|| json!({"event": "released", "name": job.name.as_str(), "code": code}));
         verdict
     }
+}
+
+/// `held by OWNER … and 2 more`.
+fn held_by(holders: &[ClaimView]) -> Option<String> {
+    let first = holders.first()?;
+    let more = Some(holders.len() - 1).filter(|more| *more > 0);
+    let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
+    Some(format!("held by {first}{more}"))
 }
 
 /// Refuses a ttl that leaves no time to end a command.

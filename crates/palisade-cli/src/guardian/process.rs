@@ -72,7 +72,7 @@ pub(super) fn guard(
                     send(&sources.link, &Report::Started(pid.as_raw_pid()));
                     // A command that may be started again needs them again.
                     if terms == Terms::One {
-                        sys::let_go_of_inherited_files();
+                        sys::let_go_of_inherited_files(false);
                     }
                     Guarded::new(&sources, pid, escalation).guard()?;
                 }

@@ -206,6 +206,8 @@ pub mod command {
     #[cfg(palisade_shuttle)]
     pub use crate::core::sync::advance;
     pub use crate::core::url::nearest;
+    #[cfg(feature = "file")]
+    pub use crate::engines::file::locate;
     #[cfg(feature = "http")]
     pub use crate::engines::http::config::own_folder;
     #[cfg(feature = "http")]

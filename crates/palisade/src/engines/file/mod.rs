@@ -34,8 +34,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use self::config::FACTORY;
-pub use self::config::File;
 use self::config::{CAPABILITY, Config};
+pub use self::config::{File, locate};
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::Store;

@@ -67,7 +67,8 @@ impl Problem {
             "unauthorized" => (
                 ErrorKind::Denied,
                 "the gateway does not know the token; pass one with token_file= or \
-                 PALISADE_GATEWAY_TOKEN"
+                 PALISADE_GATEWAY_TOKEN (which palisade does not pass on to the commands that it \
+                 runs)"
                     .to_owned(),
             ),
             "" => self.no_gateway(),

@@ -53,7 +53,7 @@ const TTL: Is = "min:number max:number step:number";
 const FINDING: Is = "severity:info|warning|danger code:text message:text remedy:text";
 pub(crate) const ADVICE: Is =
     "needs:[text] have:[text] lacking:[text] advice:ADVISED? others:[OTHER]";
-const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C why:[text]";
+const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C? why:[text]";
 const OTHER: Is = "engine:text fits:bool why:[text]";
 pub(crate) const PUSHED: Is = "queue:text id:text duplicate:bool";
 pub(crate) const QUEUES: Is = "[QUEUE]";

@@ -27,6 +27,7 @@ mod supervise;
 mod sys;
 mod table;
 mod terminal;
+mod tips;
 mod traces;
 mod verbs;
 mod view;

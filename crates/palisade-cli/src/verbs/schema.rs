@@ -18,9 +18,9 @@ pub(crate) struct Schema {
     /// The database
     #[arg(value_enum)]
     engine: Which,
-    /// The schema for the tables of locks, as in the URL's schema=
-    #[arg(long, default_value = "palisade")]
-    schema: String,
+    /// The schema for the tables of locks, as in the URL's schema= [default: palisade]
+    #[arg(long, value_name = "SCHEMA", conflicts_with = "fence")]
+    schema: Option<String>,
     /// Also print the grants for this user, who need not own the tables
     #[arg(long)]
     user: Option<String>,
@@ -49,6 +49,16 @@ enum Which {
 
 impl Schema {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
+        if global.url.is_some() {
+            let message = "schema connects to nothing; omit --url, and pass its output to psql or \
+                           sqlite3 (--schema NAME is the URL's schema=)";
+            return Err(Failure::Usage(message.into()));
+        }
+        if let (Which::Sqlite, Some(_)) = (self.engine, self.user.as_ref().or(self.schema.as_ref()))
+        {
+            let message = "SQLite has neither users nor schemas; omit --user and --schema";
+            return Err(Failure::Usage(message.into()));
+        }
         let sql = match (&self.fence, self.engine) {
             (Some(table), engine) => self.fencing(table, engine)?,
             (None, Which::Postgres) => self.tables()?,
@@ -64,7 +74,7 @@ impl Schema {
 
     /// The tables of locks.
     fn tables(&self) -> Result<String, Failure> {
-        let tables = Tables::new(&self.schema)?;
+        let tables = Tables::new(self.schema.as_deref().unwrap_or("palisade"))?;
         let grants = self.grants(|user| tables.grants(user));
         Ok(format!("{}{grants}", tables.sql()))
     }

@@ -41,9 +41,14 @@ pub(crate) struct Serve {
     #[command(subcommand)]
     what: Option<What>,
     /// The address to listen at
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:7420",
+        conflicts_with = "no_port"
+    )]
     listen: SocketAddr,
-    /// Listen at the socket only
+    /// Listen at the socket only, where there is no TLS
     #[arg(long)]
     no_port: bool,
     /// The socket to listen at [default: gateway.sock in $XDG_RUNTIME_DIR/palisade, or in
@@ -54,7 +59,12 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE")]
     access: Option<PathBuf>,
     /// The certificate chain, as PEM
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        conflicts_with = "no_port"
+    )]
     tls_cert: Option<PathBuf>,
     /// The key of the certificate, as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::refuse_private;
 use super::slots::Slots;
-use crate::args::Global;
+use crate::args::{Global, parse_name};
 use crate::connect::{Target, Tries};
 use crate::exit::{Outcome, Verdict, told};
 use crate::guardian::Guardian;
@@ -54,6 +54,7 @@ const FILES: usize = 4;
 )]
 pub(super) struct Work {
     /// The name of the queue
+    #[arg(value_parser = parse_name)]
     pub(super) name: String,
     /// The number of commands that may run at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]

@@ -9,7 +9,7 @@ use clap::{Args as _, FromArgMatches, Parser};
 
 use crate::exit::Failure;
 use crate::print::Printer;
-use crate::tips::with_suggestion;
+use crate::tips::{in_words, with_suggestion};
 use crate::verbs::Verb;
 use crate::view::{shorten, shown};
 
@@ -138,7 +138,7 @@ fn asks_for_json(mut args: impl Iterator<Item = OsString>) -> bool {
 /// clap's message made safe to print: a URL among the arguments may hold a secret, and any
 /// argument may be long or contain terminal control characters.
 pub(crate) fn explain(text: &str) -> String {
-    let mut text = text.replacen("error:", "palisade:", 1);
+    let mut text = in_words(&text.replacen("error:", "palisade:", 1));
     for arg in own_arguments() {
         let arg = arg.to_string_lossy();
         // clap may quote a value without its flag.

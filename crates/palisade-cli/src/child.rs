@@ -236,7 +236,10 @@ fn not_started(program: &OsStr, errno: i32) -> Failure {
         format!("can't be executed: {error}")
     };
     Failure::Command {
-        message: format!("{}: {why}", shown.escape_debug()),
+        message: match program.is_empty() {
+            true => "the command is empty".to_owned(),
+            false => format!("{}: {why}", shown.escape_debug()),
+        },
         missing,
     }
 }

@@ -137,9 +137,38 @@ fn elsewhere(word: &str, words: &[&str]) -> Option<&'static str> {
     found.map(|(.., tip)| *tip)
 }
 
+/// What the standard library says of a number, and what people can do about it.
+const NUMBERS: [(&str, &str); 4] = [
+    ("invalid digit found in string", "write a whole number"),
+    (
+        "cannot parse integer from empty string",
+        "write a whole number",
+    ),
+    (
+        "number too large to fit in target type",
+        "the number is too large",
+    ),
+    (
+        "number would be zero for non-zero type",
+        "write a number above 0",
+    ),
+];
+
+/// A message with the words of the standard library replaced.
+pub(crate) fn in_words(text: &str) -> String {
+    let replaced = |text: String, (its, ours): &(&str, &str)| text.replace(its, ours);
+    NUMBERS.iter().fold(text.to_owned(), replaced)
+}
+
 /// A tip for an unknown argument: it may belong to the command, be a flag of flock, or a name that
 /// starts with a dash. `near`: there is an option of a similar name.
 fn tip(argument: &str, words: &[&str], near: bool) -> Option<String> {
+    // `-E -1`, or a name?
+    if argument.starts_with('-') && argument[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        let tip = "numbers and durations can't be negative; a name that starts with a dash goes \
+                   after --";
+        return Some(tip.to_owned());
+    }
     let (verb, rest) = match words {
         ["queue", "work", rest @ ..] => ("queue work", rest),
         ["queue", "push", ..] if !argument.starts_with('-') => {

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::args::Global;
 use crate::exit::{Failure, Verdict};
+use crate::view::shown;
 
 /// Print the SQL that creates an engine's tables, or that fences a table of yours
 #[derive(Debug, clap::Args)]
@@ -58,6 +59,14 @@ impl Schema {
         {
             let message = "SQLite has neither users nor schemas; omit --user and --schema";
             return Err(Failure::Usage(message.into()));
+        }
+        if self.user.as_deref() == Some("") {
+            return Err(Failure::Usage("--user: give the name of the user".into()));
+        }
+        if let Some(twice) = (1..self.key.len()).find(|at| self.key[..*at].contains(&self.key[*at]))
+        {
+            let message = format!("--key: {} is there twice", shown(&self.key[twice]));
+            return Err(Failure::Usage(message));
         }
         let sql = match (&self.fence, self.engine) {
             (Some(table), engine) => self.fencing(table, engine)?,

@@ -6,6 +6,7 @@
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use opentelemetry_otlp::RetryPolicy;
 use palisade::command::{own_folder, parse_duration};
 use palisade::engine::Url;
-use palisade::{Error, ErrorKind};
+use palisade::{Error, ErrorKind, Name};
 use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, new_token, private_folder};
 use serde::Serialize;
 use serde_json::json;
@@ -45,7 +46,8 @@ pub(crate) struct Serve {
         long,
         value_name = "ADDRESS",
         default_value = "127.0.0.1:7420",
-        conflicts_with = "no_port"
+        conflicts_with = "no_port",
+        value_parser = parse_address
     )]
     listen: SocketAddr,
     /// Listen at the socket only, where there is no TLS
@@ -80,14 +82,14 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     drain: Duration,
     /// The number of sessions that one principal may have
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    max_sessions: usize,
+    #[arg(long, value_name = "N", default_value = "1000")]
+    max_sessions: NonZeroUsize,
     /// The number of claims that one principal may have
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    max_claims: usize,
+    #[arg(long, value_name = "N", default_value = "10000")]
+    max_claims: NonZeroUsize,
     /// The number of waiting requests that one principal may have
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    max_waiting: usize,
+    #[arg(long, value_name = "N", default_value = "10000")]
+    max_waiting: NonZeroUsize,
     /// Where audit events go, as lines of JSON [default: stderr]
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
@@ -111,6 +113,15 @@ struct Token {
     token_sha256: String,
 }
 
+/// What the kernel allows, without the zero at its end.
+const LONGEST_SOCKET: usize = 107;
+
+/// Reads an address to listen at, which is not looked up.
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let how = "write an IP address and a port, as in 127.0.0.1:7420 or [::1]:7420";
+    text.parse().map_err(|_| how.to_owned())
+}
+
 fn config(message: String) -> Failure {
     Error::new(ErrorKind::Config, "serve", message).into()
 }
@@ -118,6 +129,7 @@ fn config(message: String) -> Failure {
 impl Serve {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         if let Some(What::Token { name }) = self.what {
+            Name::new(&name)?;
             let (token, token_sha256) = new_token();
             let answer = Token {
                 name,
@@ -138,6 +150,13 @@ impl Serve {
             .socket
             .clone()
             .unwrap_or_else(|| folder.join("gateway.sock"));
+        if socket.as_os_str().len() > LONGEST_SOCKET {
+            let path = socket.display();
+            return Err(config(format!(
+                "{path}: the path of a socket has at most {LONGEST_SOCKET} bytes; name a shorter \
+                 one with --socket"
+            )));
+        }
         let port = !self.no_port;
         let token = if port && self.access.is_none() && !self.insecure {
             Some(write_token(&folder)?)
@@ -162,9 +181,9 @@ impl Serve {
             public_urls: self.public_url,
             drain: self.drain,
             limits: Limits {
-                sessions: self.max_sessions,
-                claims: self.max_claims,
-                waiting: self.max_waiting,
+                sessions: self.max_sessions.get(),
+                claims: self.max_claims.get(),
+                waiting: self.max_waiting.get(),
             },
             audit,
             metrics,

@@ -336,6 +336,70 @@ fn names_that_start_with_a_dash() {
     store.assert_empty();
 }
 
+/// Values that are wrong, and what is said about them: what to write, not what a parser found.
+#[test]
+fn values_that_are_wrong_are_explained() {
+    let store = Store::new();
+    let long = "x".repeat(120);
+    let socket = format!(
+        "serve --no-port --socket {}/{long}",
+        store.path("run").display()
+    );
+    for (args, code, word) in [
+        ("run x --ttl -5s -- true", 2, "can't be negative"),
+        ("run x --wait=-5s -- true", 2, "can't be negative"),
+        ("acquire x --pid me", 2, "a whole number"),
+        ("release x --pid=", 2, "--pid"),
+        ("queue show q --limit 18446744073709551616", 2, "too large"),
+        ("queue show q --limit many", 2, "a whole number"),
+        ("run x -E many -- true", 2, "a whole number"),
+        ("serve --listen :7420", 2, "127.0.0.1:7420"),
+        ("serve --listen 7420", 2, "127.0.0.1:7420"),
+        ("serve --listen localhost:7420", 2, "127.0.0.1:7420"),
+        ("serve --no-port --max-claims 0", 2, "above 0"),
+        ("serve --no-port --max-sessions many", 2, "a whole number"),
+        (&socket, 78, "107 bytes"),
+        (
+            "schema postgres --fence t --key a,b,a",
+            2,
+            "a is there twice",
+        ),
+    ] {
+        if args.contains("--ttl -5s") {
+            // A tip, which is for people.
+            store.soon(args).is(code).says(word);
+        } else {
+            refused(&store, args, code, word);
+        }
+    }
+    for args in [
+        "run x -E -1 -- true",
+        "acquire x --pid -1",
+        "fence check x -1",
+    ] {
+        store.soon(args).is(2).says("can't be negative");
+    }
+    for (args, code, word) in [
+        (&["run", "x", "--", ""][..], 127, "the command is empty"),
+        (
+            &["queue", "push", "q", "--body", "x", "--id", ""],
+            2,
+            "--id: ",
+        ),
+        (
+            &["queue", "push", "q", "--body", "x", "--key", "a\nb"],
+            2,
+            "--key: ",
+        ),
+        (&["serve", "token", ""], 2, "empty"),
+        (&["schema", "postgres", "--user", ""], 2, "--user"),
+    ] {
+        let ran = store.soon(args).is(code).err();
+        assert!(ran.contains(word), "{word:?} in {ran}");
+    }
+    store.assert_empty();
+}
+
 /// Nothing that is asked for is ignored.
 #[test]
 fn options_that_could_have_no_effect_are_refused() {

@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use palisade::Name;
 use palisade::command::parse_duration;
 use palisade::queue::{Draft, MAX_BATCH, MAX_BODY, Pushed};
+use palisade::{Error, Name};
 use serde_json::json;
 
 use super::refuse_private;
@@ -56,6 +56,13 @@ pub(super) struct Push {
 impl Push {
     pub(super) async fn run(self, global: &Global) -> Verdict {
         Name::new(&self.name)?;
+        for (flag, value) in [("--id", &self.id), ("--key", &self.key)] {
+            let read = value.as_ref().map(Name::new).transpose();
+            read.map_err(|error| {
+                let message = format!("{flag}: {}", error.message());
+                Error::new(error.kind(), "push", message)
+            })?;
+        }
         let target = Target::find(global)?;
         refuse_private(&target)?;
         let input = self.input(global.printer())?;

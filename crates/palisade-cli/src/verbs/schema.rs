@@ -1,6 +1,8 @@
 //! `palisade schema`: prints the SQL that creates an engine's tables, for databases whose users
 //! may not create tables themselves, and the SQL that fences the rows of any table.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use palisade::engines::postgres::Schema as Tables;
 use palisade::fence::sql::Table;
 use serde_json::json;
@@ -14,7 +16,8 @@ use crate::view::shown;
 #[command(after_help = "Examples:\n  palisade schema postgres | psql shop\n  \
     palisade schema postgres --user app | psql shop\n  \
     palisade schema postgres --fence shop.stock --key sku | psql shop\n  \
-    palisade schema sqlite --fence stock | sqlite3 shop.db")]
+    palisade schema sqlite --fence stock | sqlite3 shop.db\n\n\
+    What --fence prints can be applied again. With --json, SQLite's is plain SQL, to be run once.")]
 pub(crate) struct Schema {
     /// The database
     #[arg(value_enum)]
@@ -68,9 +71,9 @@ impl Schema {
             let message = format!("--key: {} is there twice", shown(&self.key[twice]));
             return Err(Failure::Usage(message));
         }
-        let sql = match (&self.fence, self.engine) {
+        let (sql, script) = match (&self.fence, self.engine) {
             (Some(table), engine) => self.fencing(table, engine)?,
-            (None, Which::Postgres) => self.tables()?,
+            (None, Which::Postgres) => (self.tables()?, None),
             (None, Which::Sqlite) => {
                 let message = "SQLite keeps no locks; name a table to fence with --fence TABLE";
                 return Err(Failure::Usage(message.into()));
@@ -78,7 +81,7 @@ impl Schema {
         };
         global
             .printer()
-            .reply(&json!({"sql": sql}), |_| sql.clone(), true)
+            .reply(&json!({"sql": sql}), |_| script.clone().unwrap_or_else(|| sql.clone()), true)
     }
 
     /// The tables of locks.
@@ -88,20 +91,26 @@ impl Schema {
         Ok(format!("{}{grants}", tables.sql()))
     }
 
-    /// The SQL that fences a table.
-    fn fencing(&self, table: &str, engine: Which) -> Result<String, Failure> {
+    /// The SQL that fences a table, and the script for a shell if that is another one.
+    fn fencing(&self, table: &str, engine: Which) -> Result<(String, Option<String>), Failure> {
         let mut table = Table::new(table)?.keyed_by(&self.key)?;
         if self.strict {
             table = table.strict();
         }
-        let (sql, grants) = match engine {
-            Which::Postgres => (
-                table.postgres(),
-                self.grants(|user| table.postgres_grants(user)),
-            ),
-            Which::Sqlite => (table.sqlite()?, String::new()),
-        };
-        Ok(format!("BEGIN;\n\n{sql}\nCOMMIT;\n{grants}"))
+        let whole = |sql: &str, grants: &str| format!("BEGIN;\n\n{sql}\nCOMMIT;\n{grants}");
+        Ok(match engine {
+            Which::Postgres => {
+                let grants = self.grants(|user| table.postgres_grants(user));
+                (whole(&table.postgres(), &grants), None)
+            }
+            Which::Sqlite => {
+                // Nobody can guess the name.
+                let random = RandomState::new().build_hasher().finish();
+                let file = std::env::temp_dir().join(format!("palisade-fence-{random:016x}.sql"));
+                let script = table.sqlite_script(&file.to_string_lossy())?;
+                (whole(&table.sqlite()?, ""), Some(script))
+            }
+        })
     }
 
     /// The grants for the user, or an example of them in a comment.

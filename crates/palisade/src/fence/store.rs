@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Fence, Fenced, Rule, Verdict, WriteToken};
+use super::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 use crate::core::engine::BoxFuture;
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -18,6 +18,13 @@ pub(crate) trait FenceStore: Send + Sync + 'static {
         token: WriteToken,
         data: Option<Vec<u8>>,
     ) -> impl Future<Output = Result<Verdict>> + Send;
+
+    /// Compares a token, raises the mark, and reads the data.
+    fn take(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+    ) -> impl Future<Output = Result<Taken>> + Send;
 
     fn read(&self, resource: &Name) -> impl Future<Output = Result<Option<Fenced>>> + Send;
 
@@ -37,6 +44,7 @@ impl<S> Stored<S> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<S: FenceStore> Fence for Stored<S> {
     fn write(
         &self,
@@ -51,6 +59,11 @@ impl<S: FenceStore> Fence for Stored<S> {
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
         let (store, resource) = (Arc::clone(&self.0), resource.clone());
         Box::pin(async move { store.judged(&resource, token, None).await })
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.take(&resource, token).await })
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {

@@ -24,7 +24,7 @@ use crate::core::error::Result;
 use crate::core::events::{Ending, Event, Observer};
 use crate::core::name::Name;
 use crate::core::token::Token;
-use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
+use crate::fence::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 
 /// Records the metrics of a client. See the module's table.
 ///
@@ -168,17 +168,21 @@ fn kind(mode: Mode) -> &'static str {
 pub struct FenceMetrics<F>(pub F);
 
 impl<F: Fence> FenceMetrics<F> {
-    fn count(verdict: BoxFuture<Result<Verdict>>) -> BoxFuture<Result<Verdict>> {
+    fn count<T: Send + 'static>(
+        answer: BoxFuture<Result<T>>,
+        verdict: impl FnOnce(&T) -> Verdict + Send + 'static,
+    ) -> BoxFuture<Result<T>> {
         Box::pin(async move {
-            let verdict = verdict.await;
-            if matches!(verdict, Ok(Verdict::Stale { .. })) {
+            let answer = answer.await?;
+            if let Verdict::Stale { .. } = verdict(&answer) {
                 counter!("palisade_fence_rejected_total").increment(1);
             }
-            verdict
+            Ok(answer)
         })
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<F: Fence> Fence for FenceMetrics<F> {
     fn write(
         &self,
@@ -186,11 +190,15 @@ impl<F: Fence> Fence for FenceMetrics<F> {
         token: WriteToken,
         data: Vec<u8>,
     ) -> BoxFuture<Result<Verdict>> {
-        Self::count(self.0.write(resource, token, data))
+        Self::count(self.0.write(resource, token, data), |verdict| *verdict)
     }
 
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
-        Self::count(self.0.accept(resource, token))
+        Self::count(self.0.accept(resource, token), |verdict| *verdict)
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        Self::count(self.0.take(resource, token), Taken::verdict)
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {

@@ -20,6 +20,6 @@ BEGIN
   known := FOUND;
   PERFORM set_config('palisade.fence', '', true);
   DELETE FROM @schema@.fenced_fence
-   WHERE resource = jsonb_build_array(p_namespace, p_resource)::text;
+   WHERE namespace = p_namespace AND resource = p_resource;
   RETURN known OR FOUND;
 END $$;

@@ -67,6 +67,7 @@ pub(super) enum Verb {
     ShedRemove,
     FenceWrite,
     FenceAccept,
+    FenceTake,
     FenceRead,
     FenceForget,
     QueuePush,
@@ -124,6 +125,11 @@ const FENCE_WRITE: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource
 const FENCE_ACCEPT: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, fence) \
      SELECT $1, $2, $3 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
      DO UPDATE SET fence = $3 WHERE NOT $4 OR coalesce(f.fence_token, 0) < $3 RETURNING 1";
+/// As an accept, and answers with the data as it is under the raised mark. `$4` is the token, of
+/// which `$3` is the mark; a strict fence refuses it once it has written.
+const FENCE_TAKE: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, fence) \
+     SELECT $1, $2, $3 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
+     DO UPDATE SET fence = $3 WHERE NOT $5 OR coalesce(f.fence_token, 0) < $4 RETURNING data";
 const FENCE_READ: &str = "SELECT fence_token, CASE WHEN $3 THEN data END FROM @schema@.fenced \
      WHERE namespace = $1 AND resource = $2";
 
@@ -226,6 +232,7 @@ impl Verb {
             Self::ShedRemove => (SHED_REMOVE.into(), &[T, T]),
             Self::FenceWrite => (FENCE_WRITE.into(), &[T, T, Type::BYTEA, N, B]),
             Self::FenceAccept => (FENCE_ACCEPT.into(), &[T, T, N, B]),
+            Self::FenceTake => (FENCE_TAKE.into(), &[T, T, N, N, B]),
             Self::FenceRead => (FENCE_READ.into(), &[T, T, B]),
             Self::FenceForget => ("SELECT @schema@.fence_forget($1, $2)".into(), &[T, T]),
             Self::QueuePush => (

@@ -79,9 +79,11 @@ impl Schema {
                 return Err(Failure::Usage(message.into()));
             }
         };
-        global
-            .printer()
-            .reply(&json!({"sql": sql}), |_| script.clone().unwrap_or_else(|| sql.clone()), true)
+        global.printer().reply(
+            &json!({"sql": sql}),
+            |_| script.clone().unwrap_or_else(|| sql.clone()),
+            true,
+        )
     }
 
     /// The tables of locks.

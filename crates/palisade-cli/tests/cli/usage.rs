@@ -535,13 +535,16 @@ fn schemas() {
     for part in [
         "BEFORE UPDATE ON \"shop\".\"stock\"",
         "NEW.fence <= OLD.fence_token",
-        "jsonb_build_array(NEW.\"tenant\", NEW.\"sku\")",
+        "m.\"tenant\" = NEW.\"tenant\" AND m.\"sku\" = NEW.\"sku\"",
         "TO \"app\"",
     ] {
         assert!(sql.contains(part), "{part} in {sql}");
     }
     let sql = store.soon("schema sqlite --fence stock").is(0).out();
     assert!(sql.contains("BEFORE DELETE ON \"stock\""), "{sql}");
+    assert!(sql.starts_with(".bail on\n"), "{sql}");
+    let plain = store.soon("schema sqlite --fence stock --json").is(0).out();
+    assert!(!plain.contains(".bail"), "{plain}");
     refused(&store, "schema sqlite", 2, "--fence");
     refused(&store, "schema sqlite --fence a;b", 78, "letters");
     refused(&store, "schema postgres --strict", 2, "--fence");

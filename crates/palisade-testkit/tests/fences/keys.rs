@@ -116,6 +116,12 @@ async fn marks_of_an_earlier_version_stay_in_force_in_postgres() {
                 assert_eq!(done, Did::Write, "{kind}: {sql}");
             }
         }
+        if *kind == "float8" {
+            // Its text may have been rounded, and is no key any more.
+            let why = unfit(&client, &stock().postgres()).await;
+            assert!(why.contains("rounded"), "{why}");
+            continue;
+        }
         for _ in 0..2 {
             fenced(&client, &stock()).await;
         }

@@ -88,6 +88,10 @@ BEGIN
              SELECT FROM @marks@ AS m WHERE m.fence_old !~ '^[[(]?"?(\d{4,}-|-?infinity)'
            ) THEN
           RAISE EXCEPTION 'a date that is not in ISO style';
+        ELSIF v_from = 'fence_old' AND v_type IN ('real', 'double precision') AND EXISTS (
+             SELECT FROM @marks@ AS m WHERE m.fence_old !~ '^-?\d{1,6}$'
+           ) THEN
+          RAISE EXCEPTION 'a number that may have been rounded';
         END IF;
         EXECUTE format('UPDATE @marks@ SET %I = %s::%s', v_column, v_from, v_type);
       EXCEPTION WHEN OTHERS THEN

@@ -15,9 +15,10 @@ use opentelemetry_otlp::RetryPolicy;
 use palisade::command::{own_folder, parse_duration};
 use palisade::engine::Url;
 use palisade::{Error, ErrorKind, Name};
-use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, new_token, private_folder};
+use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, Stays, new_token, private_folder};
 use serde::Serialize;
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use crate::args::Global;
 use crate::connect::Target;
@@ -25,6 +26,9 @@ use crate::exit::{Failure, Outcome, Verdict};
 use crate::signals::Endings;
 use crate::traces::Traces;
 use crate::view::shown;
+
+/// How many holds that stay are listed for a person.
+const STAYING_SHOWN: usize = 20;
 
 /// Serve the engine's locks over HTTP
 ///
@@ -90,6 +94,10 @@ pub(crate) struct Serve {
     /// The number of waiting requests that one principal may have
     #[arg(long, value_name = "N", default_value = "10000")]
     max_waiting: NonZeroUsize,
+    /// The number of connections from one address that have not shown a valid token; 0 for any
+    /// number, if clients come through a proxy
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_per_peer: usize,
     /// Where audit events go, as lines of JSON [default: stderr]
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
@@ -158,11 +166,8 @@ impl Serve {
             )));
         }
         let port = !self.no_port;
-        let token = if port && self.access.is_none() && !self.insecure {
-            Some(write_token(&folder)?)
-        } else {
-            None
-        };
+        let needs_token = port && self.access.is_none() && !self.insecure;
+        let token = needs_token.then(|| new_token().0);
         let audit = match &self.audit {
             None => Audit::to(std::io::stderr()),
             Some(path) => Audit::to(
@@ -175,7 +180,7 @@ impl Serve {
             listen: port.then_some(self.listen),
             socket: Some(socket.clone()),
             access: self.access,
-            token: token.as_ref().map(|(token, _)| token.clone()),
+            token: token.clone(),
             tls: self.tls_cert.zip(self.tls_key),
             insecure: self.insecure,
             public_urls: self.public_url,
@@ -184,13 +189,30 @@ impl Serve {
                 sessions: self.max_sessions.get(),
                 claims: self.max_claims.get(),
                 waiting: self.max_waiting.get(),
+                per_peer: self.max_per_peer,
             },
             audit,
             metrics,
             tracer: traces.as_ref().map(Traces::tracer),
         };
         let gateway = Gateway::bind(client.clone(), settings).await?;
-        let file = token.as_ref().map(|(_, path)| path.display().to_string());
+        // Only now: if another gateway is there, the file has that one's token.
+        let token = match token {
+            Some(token) => Some((write_token(&folder, &token)?, token)),
+            None => None,
+        };
+        for finding in gateway.findings() {
+            let (message, remedy) = (&finding.message, &finding.remedy);
+            let event = json!({
+                "event": "warning",
+                "code": finding.code,
+                "message": message,
+                "remedy": remedy,
+            });
+            let text = || Some(format!("warning: {message}: {remedy}"));
+            global.printer().event(event, text);
+        }
+        let file = token.as_ref().map(|(path, _)| path.display().to_string());
         let event = json!({
             "event": "serving",
             "engine": client.describe(),
@@ -201,7 +223,7 @@ impl Serve {
         // The token is behind `#`, which a browser does not send. Only for a terminal, not for a
         // log.
         let page = token.as_ref().filter(|_| std::io::stderr().is_terminal());
-        let page = page.map(|(token, _)| format!("\ndashboard: {}/#{token}", gateway.url()));
+        let page = page.map(|(_, token)| format!("\ndashboard: {}/#{token}", gateway.url()));
         global.printer().event(event, || {
             let token = file.map_or_else(String::new, |file| format!(", token in {file}"));
             let socket = shown(&socket.display().to_string());
@@ -212,13 +234,25 @@ impl Serve {
                 page.unwrap_or_default()
             ))
         });
-        let end = async {
+        let (ending, ended) = oneshot::channel();
+        let now = async {
+            endings.next().await;
+            let _ = ending.send(());
             endings.next().await;
         };
-        gateway.serve(end).await;
-        if let Some((_, path)) = token {
+        let end = async {
+            let _ = ended.await;
+        };
+        let stay = gateway.serve_until(end, now).await;
+        if let Some((path, _)) = token {
             // The token is no longer valid.
             let _ = std::fs::remove_file(path);
+        }
+        if !stay.is_empty() {
+            let event = json!({"event": "ended_at_once", "holds": stay});
+            global.printer().event(event, || Some(staying(&stay)));
+            // Nothing is dropped: that would release the holds, which their clients rely on.
+            std::process::exit(0);
         }
         client.close().await;
         if let Some(traces) = traces {
@@ -252,9 +286,30 @@ fn by_lease(target: &Target) -> Result<String, Failure> {
     Ok(format!("{url}{sign}ends_with=lease"))
 }
 
-/// Generates a token, and writes it to a file that only this user can read.
-fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
-    let (token, _) = new_token();
+/// The holds that stay when a gateway ends at once.
+fn staying(stay: &[Stays]) -> String {
+    let mut text = format!(
+        "ended at once; {} claims stay until their leases end:",
+        stay.len()
+    );
+    for one in stay.iter().take(STAYING_SHOWN) {
+        let Stays {
+            principal, until, ..
+        } = one;
+        text += &format!(
+            "\n  {} of {} until {until}",
+            shown(&one.name),
+            shown(principal)
+        );
+    }
+    if let Some(more @ 1..) = stay.len().checked_sub(STAYING_SHOWN) {
+        text += &format!("\n  and {more} more");
+    }
+    text
+}
+
+/// Writes the token to a file that only this user can read.
+fn write_token(folder: &Path, token: &str) -> Result<PathBuf, Failure> {
     let path = folder.join("gateway.token");
     private_folder(folder)?;
     let write = || {
@@ -271,7 +326,7 @@ fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
         std::fs::rename(&fresh, &path)
     };
     write().map_err(|error: std::io::Error| config(format!("{}: {error}", path.display())))?;
-    Ok((token, path))
+    Ok(path)
 }
 
 /// Raises the limit on open files to its maximum: each waiting request needs one. If it can't be

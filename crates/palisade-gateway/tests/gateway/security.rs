@@ -341,7 +341,15 @@ fn raise_file_limit() {
 #[tokio::test]
 async fn slow_heads_cost_nobody_else_and_are_closed() {
     raise_file_limit();
-    let served = serve().await;
+    let limits = Some(Limits {
+        per_peer: 0,
+        ..Limits::default()
+    });
+    let served = serve_with(With {
+        limits,
+        ..With::default()
+    })
+    .await;
     let began = BootTime::now();
     let mut slow = Vec::new();
     // This many connections are idle.
@@ -374,6 +382,7 @@ async fn sessions_claims_and_waiting_requests_are_bounded() {
         sessions: 2,
         claims: 2,
         waiting: 1,
+        ..Limits::default()
     });
     let served = serve_with(With {
         limits,

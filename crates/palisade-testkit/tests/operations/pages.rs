@@ -51,6 +51,19 @@ fn the_token_is_taken_from_the_address_or_asked_for_once_and_kept_for_the_tab() 
     browser.open(&served.entry("operator"));
     browser.until("document.getElementById('state')?.textContent === 'live'");
     assert_eq!(browser.address(), served.page("locks"));
+    // A link does not replace it: whoever made the link could have chosen its token.
+    let token = "return sessionStorage.getItem('palisade-token')";
+    browser.open(&served.entry("viewer"));
+    browser.until("location.hash === '#/locks'");
+    assert_eq!(browser.js(token), served.token("operator"));
+    // Only if it is not valid any more, and then whoever sees the page decides.
+    browser.js("sessionStorage.setItem('palisade-token', 'gone')");
+    browser.open(&served.entry("viewer"));
+    browser.until("document.querySelector('dialog.token[open] #token')?.value.length === 64");
+    assert_eq!(browser.js(token), "gone");
+    browser.js("document.querySelector('dialog.token button.primary').click()");
+    browser.until("document.getElementById('state')?.textContent === 'live'");
+    assert_eq!(browser.js(token), served.token("viewer"));
     assert!(!served.audit().contains(served.token("operator")));
 }
 

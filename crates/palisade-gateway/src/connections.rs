@@ -121,6 +121,10 @@ impl Connections {
                 continue;
             };
             let _ = stream.set_nodelay(true);
+            if self.port.is_full() {
+                // Those before it may have sent their tokens, and only have to be read.
+                tokio::task::yield_now().await;
+            }
             let (stream, tls) = (Written::new(stream), tls.map(Tls::acceptor));
             let mut connection = self.enter(Door::Port, Some(addr.ip().to_canonical()));
             tokio::spawn(async move {

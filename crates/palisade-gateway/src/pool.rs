@@ -1,8 +1,9 @@
 //! `Pool`: the places of connections, and who gives way when they run short.
 //!
-//! A connection without a valid token can cost a client nothing but its own descriptor, so such
+//! A connection without a valid token costs a client nothing but a descriptor of its own, so such
 //! connections have at most a quarter of the places, and so many per peer. Beyond that the oldest of
-//! them ends: a new one may be a holder that has to renew. The others count per principal, three
+//! them ends, of the peer that has most: a new one may be a holder that has to renew. Per peer, those
+//! of the last moment don't count, since their requests may just not have been read. The others count per principal, three
 //! quarters of the places at most; when the places are used up, the principal with the most of them
 //! loses its oldest. A connection that ends changes nothing: a client's locks belong to its session.
 //!
@@ -12,14 +13,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::problem::Problem;
 
 /// The places that are kept for health and for clients that show a token at once.
 const LAST: usize = 32;
+/// For how long a connection does not count per peer: hundreds of programs of a machine may start
+/// at once, and show their tokens as soon as they are read.
+const MOMENT: Duration = Duration::from_secs(2);
 
 /// See the module's documentation.
 pub(crate) struct Pool {
@@ -33,11 +39,17 @@ pub(crate) struct Pool {
 struct Places {
     next: u64,
     /// Without a valid token, the oldest first.
-    unknown: BTreeMap<u64, (Option<IpAddr>, Ender)>,
+    unknown: BTreeMap<u64, Unknown>,
     by_peer: HashMap<IpAddr, BTreeSet<u64>>,
     known: HashMap<Arc<str>, BTreeMap<u64, Ender>>,
     /// How many there are in `known`.
     principals: usize,
+}
+
+struct Unknown {
+    peer: Option<IpAddr>,
+    since: Instant,
+    ender: Ender,
 }
 
 /// Ends a connection when it is dropped.
@@ -66,23 +78,32 @@ impl Pool {
         LAST.min(self.most / 4).max(1)
     }
 
+    /// How many connections without a valid token there may be. Principals leave the last places
+    /// free, so that there is always room for some.
+    fn room(&self, places: &Places) -> usize {
+        (self.most / 4).min(self.most - places.principals).max(1)
+    }
+
+    /// Whether a new connection would end another one, which might just need a moment.
+    pub(crate) fn is_full(&self) -> bool {
+        let places = self.places.lock();
+        places.unknown.len() >= self.room(&places)
+    }
+
     /// A place for a new connection, which is to end when the receiver resolves.
     pub(crate) fn enter(self: &Arc<Self>, peer: Option<IpAddr>) -> (Place, oneshot::Receiver<()>) {
         let peer = peer.map(network);
         let (ender, ended) = oneshot::channel();
         let mut places = self.places.lock();
-        if let Some(peer) = &peer
-            && self.per_peer > 0
-            && let Some(own) = places.by_peer.get(peer)
-            && own.len() >= self.per_peer
-            && let Some(oldest) = own.first().copied()
-        {
-            places.forget_unknown(oldest);
+        if let Some(peer) = peer.filter(|_| self.per_peer > 0) {
+            while let Some(oldest) = places.oldest_of(peer, self.per_peer)
+                && places.unknown[&oldest].since.elapsed() >= MOMENT
+            {
+                places.forget_unknown(oldest);
+            }
         }
-        // Principals leave the last places free, so that there is always room for some.
-        let room = (self.most / 4).min(self.most - places.principals).max(1);
-        if places.unknown.len() >= room
-            && let Some((&oldest, _)) = places.unknown.first_key_value()
+        if places.unknown.len() >= self.room(&places)
+            && let Some(oldest) = places.first_to_go(self.per_peer > 0)
         {
             places.forget_unknown(oldest);
         }
@@ -102,15 +123,32 @@ impl Pool {
 }
 
 impl Places {
+    /// The oldest without a valid token of a peer that has at least `count`.
+    fn oldest_of(&self, peer: IpAddr, count: usize) -> Option<u64> {
+        let own = self.by_peer.get(&peer).filter(|own| own.len() >= count)?;
+        own.first().copied()
+    }
+
+    /// The oldest without a valid token; that of the peer with most, if there is more than one peer.
+    fn first_to_go(&self, per_peer: bool) -> Option<u64> {
+        let greatest = self.by_peer.values().max_by_key(|own| own.len());
+        match greatest.filter(|_| per_peer) {
+            Some(own) => own.first().copied(),
+            None => self.unknown.keys().next().copied(),
+        }
+    }
+
     fn add_unknown(&mut self, id: u64, peer: Option<IpAddr>, ender: Ender) {
-        self.unknown.insert(id, (peer, ender));
+        let since = Instant::now();
+        let unknown = Unknown { peer, since, ender };
+        self.unknown.insert(id, unknown);
         if let Some(peer) = peer {
             self.by_peer.entry(peer).or_default().insert(id);
         }
     }
 
     fn forget_unknown(&mut self, id: u64) -> Option<Ender> {
-        let (peer, ender) = self.unknown.remove(&id)?;
+        let Unknown { peer, ender, .. } = self.unknown.remove(&id)?;
         if let Some(peer) = peer
             && let Some(own) = self.by_peer.get_mut(&peer)
         {
@@ -261,20 +299,39 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_peer_has_so_many_and_a_token_counts_no_more() {
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_has_so_many_and_a_token_counts_no_more() {
         let pool = Pool::new(400, 3);
         let mut other = pool.enter(peer(2));
         let mut holders: Vec<_> = (0..10).map(|_| by(&pool, "p")).collect();
+        // Many at once may be clients that show a token in a moment.
+        let mut all: Vec<_> = (0..50).map(|_| pool.enter(peer(1))).collect();
+        assert!(!all.iter_mut().any(ended));
+        all.iter().for_each(|(place, _)| place.known("p").unwrap());
+        tokio::time::advance(MOMENT).await;
         let mut all: Vec<_> = (0..5).map(|_| pool.enter(peer(1))).collect();
+        assert!(!all.iter_mut().any(ended));
+        tokio::time::advance(MOMENT).await;
+        let mut last = pool.enter(peer(1));
         let gone: Vec<_> = all.iter_mut().map(ended).collect();
-        assert_eq!(gone, [true, true, false, false, false]);
-        assert!(!holders.iter_mut().any(ended) && !ended(&mut other));
+        assert_eq!(gone, [true, true, true, false, false]);
+        assert!(!holders.iter_mut().any(ended) && !ended(&mut other) && !ended(&mut last));
         // A network is one peer, and so is an address in both forms.
         let v6 = |text: &str| network(text.parse().unwrap());
         assert_eq!(v6("2001:db8::1"), v6("2001:db8::ffff:1"));
         assert_ne!(v6("2001:db8::1"), v6("2001:db8:0:1::1"));
         assert_eq!(Some(v6("::ffff:192.0.2.1")), peer(1));
+    }
+
+    /// However fast it is.
+    #[test]
+    fn a_crowd_of_one_peer_ends_only_its_own() {
+        let pool = Pool::new(400, 64);
+        let mut others: Vec<_> = (2..30).map(|last| pool.enter(peer(last))).collect();
+        let crowd: Vec<_> = (0..1000).map(|_| pool.enter(peer(1))).collect();
+        assert!(!others.iter_mut().any(ended));
+        assert_eq!(pool.places.lock().unknown.len(), 100);
+        drop(crowd);
     }
 
     #[test]

@@ -580,3 +580,13 @@ async fn an_answer_that_nobody_reads_ends() {
         began.elapsed()
     );
 }
+
+/// They come from one address, as a crowd without tokens might.
+#[tokio::test]
+async fn many_programs_of_a_machine_may_start_at_once() {
+    let served = serve().await;
+    let asks = (0..300).map(|_| Ask::get("/v1/lines?name=a").send(served.addr));
+    for reply in futures_util::future::join_all(asks).await {
+        reply.is(200);
+    }
+}

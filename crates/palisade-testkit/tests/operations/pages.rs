@@ -226,6 +226,8 @@ fn a_principal_without_operate_has_no_button_and_is_refused() {
     let _hold = served.hold("billing/card-4711", "job", &[]);
     let _other = served.hold("elsewhere", "job", &[]);
     let open = |principal: &str, lock: &str| {
+        // A link does not replace the token of a tab.
+        browser.js("try { sessionStorage.clear() } catch {}");
         browser.open("about:blank");
         browser.open(&served.entry(principal));
         browser.until("document.getElementById('where').textContent !== ''");

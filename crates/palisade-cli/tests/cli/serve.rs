@@ -331,7 +331,7 @@ fn a_crowd_without_tokens_shuts_out_nobody() {
             .env("PALISADE_CONFIG", "/dev/null");
         let mut running = Running::start(command);
         let said: Value = serde_json::from_str(&running.stderr_line()).unwrap();
-        let serving = Serving {
+        let mut serving = Serving {
             running,
             socket,
             said,
@@ -383,5 +383,7 @@ fn a_crowd_without_tokens_shuts_out_nobody() {
             );
             assert_eq!(status, 200, "{held}");
         }
+        // Its claims last for a while, and nobody waits for them.
+        serving.running.process.kill().unwrap();
     }
 }

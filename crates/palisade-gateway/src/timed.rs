@@ -91,10 +91,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
         let phase = *self.phase.lock();
         match phase {
             // The end of the response wakes this task, and reads again.
-            Phase::Answering if matches!(read, Poll::Ready(Ok(()))) => {
-                if buffer.filled().len() == before {
-                    return Poll::Pending;
-                }
+            Phase::Answering
+                if matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() == before =>
+            {
+                return Poll::Pending;
             }
             Phase::Silent if read.is_ready() => {
                 *self.phase.lock() = Phase::Head(Instant::now());

@@ -243,8 +243,9 @@ fn a_second_signal_ends_it_and_says_what_stays() {
         202
     );
     serving.running.signal("TERM");
-    let (status, _) = serving.ask("/v1/sessions", None, &json!({}));
-    assert_eq!(status, 503, "it drains");
+    until("it drains", || {
+        serving.ask("/v1/sessions", None, &json!({})).0 == 503
+    });
     let began = Instant::now();
     serving.running.signal("TERM");
     let ended = serving.running.end();

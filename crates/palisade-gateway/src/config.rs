@@ -21,6 +21,8 @@ pub struct Limits {
     /// Connections from one address that have not shown a valid token; 0 for any number, for a
     /// gateway behind a proxy.
     pub per_peer: usize,
+    /// The longest ttl of a session. An engine may have to wait for it after a reboot.
+    pub ttl: Duration,
 }
 
 impl Default for Limits {
@@ -30,6 +32,7 @@ impl Default for Limits {
             claims: 10_000,
             waiting: 10_000,
             per_peer: 64,
+            ttl: Duration::from_secs(24 * 3600),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -66,6 +67,23 @@ impl Counters {
         let mut all = self.by_principal.lock();
         // Names come from the access file, so that their number is bounded.
         all.entry(principal.name.clone()).or_default().clone()
+    }
+
+    /// The ttl of a session that asks for none, or for `asked`.
+    pub(crate) fn ttl(&self, asked: Option<Duration>, default: Duration) -> Result<Duration, Problem> {
+        let longest = self.limits.ttl;
+        match asked {
+            None => Ok(default.min(longest)),
+            Some(ttl) if ttl <= longest => Ok(ttl),
+            Some(ttl) => Err(Problem::bad_request(format!(
+                "`ttl` may be at most {longest:?} at this gateway (--max-ttl), not {ttl:?}"
+            ))),
+        }
+    }
+
+    /// The longest ttl of a session.
+    pub(crate) fn longest_ttl(&self) -> Duration {
+        self.limits.ttl
     }
 
     pub(crate) fn check_sessions(&self, open: usize) -> Result<(), Problem> {

@@ -401,7 +401,8 @@ pub(crate) fn time(millis: u64) -> String {
 }
 
 /// The capability of the gateway in front of an engine with this capability.
-pub(crate) fn capability(engine: &Capability) -> Value {
+/// What a client can do through this gateway, where a ttl is at most `longest`.
+pub(crate) fn capability(engine: &Capability, longest: Duration) -> Value {
     json!({
         "class": engine.class.to_string(),
         "shared": engine.shared,
@@ -424,7 +425,7 @@ pub(crate) fn capability(engine: &Capability) -> Value {
         "ends_with": "lease",
         "ttl_ms": {
             "min": engine.ttl.min.as_millis() as u64,
-            "max": engine.ttl.max.as_millis() as u64,
+            "max": engine.ttl.max.min(longest).as_millis() as u64,
             "step": engine.ttl.step.as_millis() as u64,
         },
         "reentrant_session": false,

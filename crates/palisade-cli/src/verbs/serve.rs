@@ -98,6 +98,10 @@ pub(crate) struct Serve {
     /// number, if clients come through a proxy
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_per_peer: usize,
+    /// The longest ttl that a client may ask for. After a reboot the engine `file:` grants nothing
+    /// for as long as a ttl that clients may rely on [default: 24h, on `file:` 1h]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    max_ttl: Option<Duration>,
     /// Where audit events go, as lines of JSON [default: stderr]
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
@@ -112,6 +116,9 @@ enum What {
         name: String,
     },
 }
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The answer; its field names are the command's contract.
 #[derive(Serialize)]
@@ -148,10 +155,17 @@ impl Serve {
         }
         let mut endings = Endings::listen()?;
         raise_file_limit();
-        let url = by_lease(&Target::find(global)?)?;
+        let target = Target::find(global)?;
+        let url = by_lease(&target)?;
+        let waits_after_boot = target.info()?.options.contains(&"ends_with");
         let metrics = Metrics::install()?;
         let client = palisade::connect(&url).await?;
         let client = client.observed_by(palisade::layers::Metrics);
+        let max_ttl = self.max_ttl.unwrap_or(if waits_after_boot { HOUR } else { DAY });
+        if max_ttl < client.capability().ttl.min {
+            let min = client.capability().ttl.min;
+            return Err(config(format!("--max-ttl must be at least {min:?} on this engine")));
+        }
         let folder = self.socket.as_deref().and_then(Path::parent);
         let folder = folder.map_or_else(own_folder, Path::to_owned);
         let socket = self
@@ -190,6 +204,7 @@ impl Serve {
                 claims: self.max_claims.get(),
                 waiting: self.max_waiting.get(),
                 per_peer: self.max_per_peer,
+                ttl: max_ttl,
             },
             audit,
             metrics,

@@ -149,6 +149,7 @@ impl Routes {
         let asked_wait = asked.wait.as_deref();
         let asked_wait = asked_wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
         let ttl = CURL_TTL.max(asked_wait.saturating_mul(3));
+        let ttl = self.sessions.counters.ttl(None, ttl)?;
         let ttl = self.client.capability().explicit_ttl(ttl)?;
         let principal = &asking.principal;
         let (session, secret) = self.sessions.open(principal, &self.client, ttl, None)?;

@@ -196,7 +196,10 @@ impl Routes {
             .collect();
         let answer = json!({
             "engine": self.client.describe(),
-            "capability": wire::capability(&self.client.capability()),
+            "capability": wire::capability(
+                &self.client.capability(),
+                self.sessions.counters.longest_ttl(),
+            ),
             "passable": wire::passable(&self.client.capability()).is_ok(),
             "version": checkup.version,
             "clock_ahead_us": checkup.clock_ahead_us,

@@ -26,10 +26,8 @@ impl Routes {
             let detail = "you may use no name, so that a session would be of no use";
             return Err(Problem::forbidden(detail));
         }
-        let ttl = match asked.ttl.as_deref() {
-            Some(ttl) => duration("ttl", ttl)?,
-            None => self.client.ttl(),
-        };
+        let ttl = asked.ttl.as_deref().map(|ttl| duration("ttl", ttl));
+        let ttl = self.sessions.counters.ttl(ttl.transpose()?, self.client.ttl())?;
         let ttl = self.client.capability().explicit_ttl(ttl)?;
         if let Some(secret) = &asked.secret
             && !(secret.len() == 64 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()))

@@ -420,6 +420,32 @@ async fn sessions_claims_and_waiting_requests_are_bounded() {
 }
 
 #[tokio::test]
+async fn a_ttl_is_bounded() {
+    let limits = Some(Limits {
+        ttl: Duration::from_secs(10),
+        ..Limits::default()
+    });
+    let served = serve_with(With {
+        limits,
+        ..With::default()
+    })
+    .await;
+    let asked = Ask::post("/v1/sessions", &json!({"ttl": "10001ms"}));
+    let refused = asked.send(served.addr).await;
+    assert!(refused.text().contains("at most 10s"), "{}", refused.text());
+    refused.refuses(400, "invalid_argument");
+    served.session("10s").await;
+    // Whoever asks for none gets no longer one, with a session of its own or without.
+    let opened = Ask::post("/v1/sessions", &json!({})).send(served.addr).await;
+    assert_eq!(opened.json()["ttl_ms"], 10_000);
+    let claim = Ask::post("/v1/claims", &json!({"name": "a", "id": "a"}));
+    let claimed = claim.send(served.addr).await;
+    assert_eq!(claimed.json()["session"]["ttl_ms"], 10_000);
+    let engine = Ask::get("/v1/engine?check=false").send(served.addr).await;
+    assert_eq!(engine.json()["capability"]["ttl_ms"]["max"], 10_000);
+}
+
+#[tokio::test]
 async fn streams_of_events_are_bounded_like_waiting_requests() {
     let limits = Some(Limits {
         waiting: 1,

@@ -20,11 +20,13 @@ mod leases;
 mod line_file;
 mod liveness;
 mod notify;
+mod presence;
 mod promised;
 #[cfg(feature = "file-queue")]
 mod queue;
 mod release;
 mod renew;
+mod renewer;
 mod store;
 mod tokens;
 mod tx;
@@ -41,10 +43,10 @@ pub use self::liveness::Liveness;
 use self::store::Store;
 use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::engine::{Alarm, BoxStream, Engine};
+use crate::core::engine::{Alarm, BoxStream, Engine, Renewal};
 use crate::core::error::{Error, ErrorKind, Result, no_connection};
 use crate::core::queue::SharedQueueStore;
-use crate::core::ticket::Ticket;
+use crate::core::ticket::{Lease, Ticket};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::alarms::alarms;
 use crate::engines::kit::{absent, rooms};
@@ -58,6 +60,8 @@ const FENCES: &str = "fences";
 /// [`ErrorKind::Config`] for an invalid URL or directory.
 pub fn exists(url: Url) -> Result<bool> {
     let path = Config::from_url(url)?.path;
+    // A relative path in a directory that was removed leads nowhere.
+    let path = std::path::absolute(&path).map_err(|error| error::no_current_dir(&path, error))?;
     match path.join(boot::BOOT).symlink_metadata() {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -161,10 +165,13 @@ impl Engine for FileEngine {
 
     rooms! { self:
         acquire { enter wait }
-        renew { renew }
         release { leave amend evict resize }
         inspect { survey watch check }
         absent { audit }
+    }
+
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(self, leases, within).await
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {

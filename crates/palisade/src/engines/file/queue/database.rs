@@ -88,8 +88,10 @@ pub(super) fn open(
     until: BootTime,
 ) -> Result<Opened> {
     let home = store.home();
-    if !home.dir.is_in_place() {
-        return Err(moved(operation, &home.dir.path));
+    match home.dir.is_in_place() {
+        Ok(true) => {}
+        Ok(false) => return Err(moved(operation, &home.dir.path)),
+        Err(errno) => return Err(file_failed(operation, &home.dir.path, errno)),
     }
     let folder = home.dir.folder(QUEUES)?;
     if let Err(Errno::NOENT) = rustix::fs::statat(&folder, file, AtFlags::SYMLINK_NOFOLLOW) {

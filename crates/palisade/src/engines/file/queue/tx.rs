@@ -31,7 +31,7 @@ impl Hints {
             let hint = Hint::Look(sleeper);
             if process == store.process() {
                 store.watcher.hand(hint);
-            } else if let Peer::Alive(end) = liveness::open_to_wake(&store.home().procs, process) {
+            } else if let Peer::Alive(end) = liveness::open_to_wake(store.home().signs(), process) {
                 liveness::send(&end, hint);
             }
         }
@@ -269,7 +269,7 @@ impl<'a> Tx<'a> {
         let mut others: Vec<u64> = having.into_iter().map(i64::cast_unsigned).collect();
         others.retain(|process| *process != self.store.process());
         for process in std::mem::take(&mut others) {
-            let peer = liveness::open_to_watch(&self.store.home().procs, process);
+            let peer = liveness::open_to_watch(self.store.home().signs(), process);
             if matches!(peer, Peer::Dead) {
                 let free =
                     "UPDATE message SET due = ?2 WHERE token > 0 AND process = ?1 AND due > ?2";
@@ -372,9 +372,9 @@ impl<'a> Tx<'a> {
             let (Ok(id), process) = (id.parse(), process.cast_unsigned()) else {
                 continue;
             };
-            let procs = &self.store.home().procs;
+            let signs = self.store.home().signs();
             let alive = process == self.store.process()
-                || matches!(liveness::open_to_watch(procs, process), Peer::Alive(_));
+                || matches!(liveness::open_to_watch(signs, process), Peer::Alive(_));
             if alive && self.now - since < ASLEEP {
                 self.hints.0.push((process, id));
                 woken += 1;

@@ -70,7 +70,11 @@ impl Counters {
     }
 
     /// The ttl of a session that asks for none, or for `asked`.
-    pub(crate) fn ttl(&self, asked: Option<Duration>, default: Duration) -> Result<Duration, Problem> {
+    pub(crate) fn ttl(
+        &self,
+        asked: Option<Duration>,
+        default: Duration,
+    ) -> Result<Duration, Problem> {
         let longest = self.limits.ttl;
         match asked {
             None => Ok(default.min(longest)),

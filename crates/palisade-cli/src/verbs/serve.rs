@@ -161,10 +161,14 @@ impl Serve {
         let metrics = Metrics::install()?;
         let client = palisade::connect(&url).await?;
         let client = client.observed_by(palisade::layers::Metrics);
-        let max_ttl = self.max_ttl.unwrap_or(if waits_after_boot { HOUR } else { DAY });
+        let max_ttl = self
+            .max_ttl
+            .unwrap_or(if waits_after_boot { HOUR } else { DAY });
         if max_ttl < client.capability().ttl.min {
             let min = client.capability().ttl.min;
-            return Err(config(format!("--max-ttl must be at least {min:?} on this engine")));
+            return Err(config(format!(
+                "--max-ttl must be at least {min:?} on this engine"
+            )));
         }
         let folder = self.socket.as_deref().and_then(Path::parent);
         let folder = folder.map_or_else(own_folder, Path::to_owned);

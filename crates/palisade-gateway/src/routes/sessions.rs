@@ -27,7 +27,10 @@ impl Routes {
             return Err(Problem::forbidden(detail));
         }
         let ttl = asked.ttl.as_deref().map(|ttl| duration("ttl", ttl));
-        let ttl = self.sessions.counters.ttl(ttl.transpose()?, self.client.ttl())?;
+        let ttl = self
+            .sessions
+            .counters
+            .ttl(ttl.transpose()?, self.client.ttl())?;
         let ttl = self.client.capability().explicit_ttl(ttl)?;
         if let Some(secret) = &asked.secret
             && !(secret.len() == 64 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()))

@@ -64,7 +64,9 @@ impl Second {
     pub(crate) fn start_with_files(dir: &Path, role: &str, limit: u64) -> Self {
         let mut command = Command::new("sh");
         let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
-        command.args(["-c", &script]).arg(std::env::current_exe().unwrap());
+        command
+            .args(["-c", &script])
+            .arg(std::env::current_exe().unwrap());
         Self::spawn(command, dir, role, "")
     }
 

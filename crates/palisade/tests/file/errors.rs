@@ -82,9 +82,16 @@ async fn no_limit_on_files_makes_a_newcomer_take_what_another_holds() {
         let taken = said.iter().any(|said| said == "in");
         assert!(!taken, "{said:?}");
         let last = said.last().unwrap();
-        let expected = if booted { "in use by processes" } else { "busy" };
+        let expected = if booted {
+            "in use by processes"
+        } else {
+            "busy"
+        };
         assert!(last.contains(expected), "{said:?}");
-        assert!(said.iter().any(|said| said.contains("ulimit -n")), "{said:?}");
+        assert!(
+            said.iter().any(|said| said.contains("ulimit -n")),
+            "{said:?}"
+        );
         assert_eq!(holder.has_said(), Vec::<String>::new(), "it still holds");
     }
 }
@@ -107,7 +114,10 @@ async fn renewals_that_cant_be_read_are_told_and_death_is_seen_without_them() {
     let until = BootTime::now() + Duration::from_secs(5);
     let error = engine.wait(ticket.clone(), until).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
-    assert!(error.to_string().contains(leases.to_str().unwrap()), "{error}");
+    assert!(
+        error.to_string().contains(leases.to_str().unwrap()),
+        "{error}"
+    );
     let impatient = Claim {
         queue: false,
         ..claim("door", Ask::READ)
@@ -178,7 +188,10 @@ async fn a_holder_is_told_before_a_restored_store_is_granted_anew() {
     restore(dir.path(), &["procs", "leases"]);
     assert_eq!(waiter.says(), "held");
     let told = holder.has_said();
-    assert!(told.concat().contains("moved, deleted or replaced"), "{told:?}");
+    assert!(
+        told.concat().contains("moved, deleted or replaced"),
+        "{told:?}"
+    );
 }
 
 #[tokio::test]
@@ -210,7 +223,11 @@ async fn whoever_is_no_longer_in_line_is_told_at_the_next_renewal() {
     let leases = || [&stays, &other, &taken].map(Lease::in_a_test).to_vec();
     let within = Duration::from_secs(2);
     let renewed = engine.renew(leases(), within).await;
-    assert!(renewed.iter().all(|renewal| matches!(renewal, Renewal::Held(_))));
+    assert!(
+        renewed
+            .iter()
+            .all(|renewal| matches!(renewal, Renewal::Held(_)))
+    );
     // An unreadable line decides nothing.
     let whole = std::fs::read(&path).unwrap();
     let mut torn = whole.clone();
@@ -218,14 +235,21 @@ async fn whoever_is_no_longer_in_line_is_told_at_the_next_renewal() {
     for bytes in [&torn, &whole] {
         std::fs::write(&path, bytes).unwrap();
         let renewed = engine.renew(leases(), within).await;
-        assert!(renewed.iter().all(|renewal| matches!(renewal, Renewal::Held(_))));
+        assert!(
+            renewed
+                .iter()
+                .all(|renewal| matches!(renewal, Renewal::Held(_)))
+        );
     }
     std::fs::write(&path, &short).unwrap();
     let renewed = engine.renew(leases(), within).await;
     let [Renewal::Held(_), Renewal::Held(_), Renewal::Revoked(error)] = &renewed[..] else {
         panic!("{renewed:?}");
     };
-    assert!(error.to_string().contains("no longer in its line"), "{error}");
+    assert!(
+        error.to_string().contains("no longer in its line"),
+        "{error}"
+    );
     let renewed = engine.renew(leases(), within).await;
     assert!(matches!(renewed[2], Renewal::Lost), "{renewed:?}");
 }
@@ -236,7 +260,10 @@ async fn an_orphan_that_renews_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let holder = Second::start(dir.path(), "hold shortly");
     assert_eq!(holder.says(), "held");
-    let (leases, hidden) = (file_in(dir.path(), "leases"), dir.path().join("leases/hidden"));
+    let (leases, hidden) = (
+        file_in(dir.path(), "leases"),
+        dir.path().join("leases/hidden"),
+    );
     std::thread::sleep(TTL);
     holder.signal(Signal::STOP);
     holder.wait_stopped();
@@ -270,13 +297,17 @@ if libc.prctl(22, 2, ctypes.byref(Filter(len(code), ctypes.addressof(text)))):
     sys.exit("no filter")
 os.execv(sys.argv[1], sys.argv[1:])
 "#;
-    let works = Command::new("python3").args(["-c", script, "/bin/true"]).status();
+    let works = Command::new("python3")
+        .args(["-c", script, "/bin/true"])
+        .status();
     if !works.is_ok_and(|status| status.success()) {
         println!("skipped: no python3, or no seccomp filters");
         return None;
     }
     let mut command = Command::new("python3");
-    command.args(["-c", script]).arg(std::env::current_exe().unwrap());
+    command
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap());
     Some(Second::spawn(command, dir, role, "").says_all())
 }
 
@@ -351,7 +382,11 @@ async fn many_are_held_where_no_space_can_be_reserved() {
     }
     let leases = held.iter().map(Lease::in_a_test).collect();
     let renewed = engine.renew(leases, Duration::from_secs(2)).await;
-    assert!(renewed.iter().all(|renewal| matches!(renewal, Renewal::Held(_))));
+    assert!(
+        renewed
+            .iter()
+            .all(|renewal| matches!(renewal, Renewal::Held(_)))
+    );
 }
 
 /// The keeper is free to report a deadline while a renewal hangs in the file system.
@@ -359,7 +394,11 @@ async fn many_are_held_where_no_space_can_be_reserved() {
 async fn a_file_system_that_hangs_delays_no_deadline() {
     let image = tempfile::tempdir().unwrap();
     let image = image.path().join("disk");
-    let mkfs = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image).arg("16M").status();
+    let mkfs = Command::new("mkfs.ext4")
+        .args(["-q", "-F"])
+        .arg(&image)
+        .arg("16M")
+        .status();
     if !mkfs.is_ok_and(|status| status.success()) {
         println!("skipped: no file system can be made");
         return;
@@ -389,8 +428,19 @@ struct Frozen<'a>(&'a Path, std::process::Child);
 impl<'a> Frozen<'a> {
     fn new(at: &'a Path) -> Self {
         let script = "sleep 20; fsfreeze -u \"$0\" 2>/dev/null";
-        let timer = Command::new("sh").args(["-c", script]).arg(at).spawn().unwrap();
-        assert!(Command::new("fsfreeze").arg("-f").arg(at).status().unwrap().success());
+        let timer = Command::new("sh")
+            .args(["-c", script])
+            .arg(at)
+            .spawn()
+            .unwrap();
+        assert!(
+            Command::new("fsfreeze")
+                .arg("-f")
+                .arg(at)
+                .status()
+                .unwrap()
+                .success()
+        );
         Self(at, timer)
     }
 }
@@ -401,4 +451,73 @@ impl Drop for Frozen<'_> {
         let _ = self.1.kill();
         let _ = self.1.wait();
     }
+}
+
+/// A queue on a small disk, filled by pushes until one is refused, and then to the last byte by
+/// something else. Nobody has it open.
+async fn full_queue() -> Option<(Mounted, String, u64)> {
+    let disk = Mounted::new(&["-t", "tmpfs", "-o", "size=4m,mode=0700", "none"])?;
+    let url = format!("file:{}", disk.store().display());
+    let client = palisade::connect(&url).await.unwrap();
+    let queue = client.queue("work");
+    let mut pushed = 0;
+    let error = loop {
+        match queue.push(vec![b'x'; 3000]).await {
+            Ok(_) => pushed += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("full"), "{error}");
+    drop(queue);
+    client.close().await;
+    for size in [1 << 20, 1 << 16, 1 << 12, 1] {
+        for number in 0.. {
+            let name = disk.0.path().join(format!("fill-{size}-{number}"));
+            if std::fs::write(name, vec![1; size]).is_err() {
+                break;
+            }
+        }
+    }
+    Some((disk, url, pushed))
+}
+
+fn size(disk: &Mounted) -> u64 {
+    let database = disk.store().join("queues/palisade,work.db");
+    std::fs::metadata(database).unwrap().len()
+}
+
+#[tokio::test]
+async fn a_queue_that_filled_its_disk_can_be_worked() {
+    let Some((disk, url, pushed)) = full_queue().await else {
+        return;
+    };
+    let before = size(&disk);
+    assert!(pushed > 300 && before > 1 << 20, "{pushed} in {before}");
+    let client = palisade::connect(&url).await.unwrap();
+    let queue = client.queue("work");
+    let again = queue.push(vec![b'x'; 3000]).await;
+    assert!(again.is_err(), "it is full");
+    for _ in 0..pushed {
+        queue.next().await.unwrap().done().await.unwrap();
+    }
+    assert!(queue.claim(1).await.unwrap().is_empty());
+    client.close().await;
+    assert!(size(&disk) < before / 2, "{} of {before}", size(&disk));
+    // What was given up is kept anew.
+    let client = palisade::connect(&url).await.unwrap();
+    client.queue("work").push("x").await.unwrap();
+    client.close().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_filled_its_disk_can_be_dropped_and_its_file_shrinks() {
+    use palisade::queue::Pick;
+    let Some((disk, url, pushed)) = full_queue().await else {
+        return;
+    };
+    let client = palisade::connect(&url).await.unwrap();
+    let dropped = client.queue("work").drop_messages(Pick::All, false).await;
+    assert_eq!(dropped.unwrap(), pushed);
+    client.close().await;
+    assert!(size(&disk) < 200_000, "{}", size(&disk));
 }

@@ -19,7 +19,9 @@ fn by_lease(name: &str, ttl: Duration) -> Claim {
 }
 
 async fn gateway(dir: &Path) -> SharedEngine {
-    try_open(dir, "ends_with=lease&timeout=200ms").await.unwrap()
+    try_open(dir, "ends_with=lease&timeout=200ms")
+        .await
+        .unwrap()
 }
 
 /// The longest ttl that each process has promised, in seconds.
@@ -78,7 +80,6 @@ async fn what_was_promised_before_a_reboot_is_waited_for() {
     assert!(took >= SHORT, "granted after {took:?}");
 }
 
-
 /// One long claim of anyone, at any time, does not make everyone wait after every boot.
 #[tokio::test]
 async fn what_nobody_relies_on_is_taken_back() {
@@ -87,9 +88,10 @@ async fn what_nobody_relies_on_is_taken_back() {
     let (long, _) = enter(&engine, by_lease("long", DAY)).await;
     let (other, _) = enter(&engine, by_lease("other", 4 * SHORT)).await;
     assert_eq!(promised(dir.path()), [DAY.as_secs()]);
-    // Another process has its own promise, which stays as it is.
+    // Another process has its own promise, which stays as it is, here because it was killed.
     let second = Second::start(dir.path(), "hold by lease");
     second.says();
+    second.signal(Signal::KILL);
     assert_eq!(promised(dir.path()), [1, DAY.as_secs()]);
     assert_eq!(engine.leave(long).await.unwrap(), Left::Done);
     // Long enough for what is taken back to be gone.
@@ -102,7 +104,6 @@ async fn what_nobody_relies_on_is_taken_back() {
     assert_eq!(promised(dir.path()), [1, DAY.as_secs()]);
     assert_eq!(engine.leave(again).await.unwrap(), Left::Done);
     until("it is taken back", || promised(dir.path()) == [1]).await;
-    second.signal(Signal::KILL);
     drop((second, engine));
     reboot(dir.path());
     let took = granted(&open(dir.path()).await).await;
@@ -176,7 +177,11 @@ async fn the_promise_of_an_earlier_version_counts_and_is_removed_as_well() {
     for killed_while_moving in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         drop(open(dir.path()).await);
-        let name = if killed_while_moving { "promised.old" } else { "promised" };
+        let name = if killed_while_moving {
+            "promised.old"
+        } else {
+            "promised"
+        };
         let nanos = SHORT.as_nanos().to_string();
         std::fs::write(dir.path().join(name), nanos + "\n").unwrap();
         mode(&dir.path().join(name));

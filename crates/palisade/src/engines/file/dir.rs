@@ -273,7 +273,9 @@ pub(super) fn not_local(fd: &OwnedFd) -> rustix::io::Result<Option<String>> {
         return Ok(None);
     }
     let known = KNOWN.iter().find(|(magic, _)| *magic == found);
-    let name = known.map_or("a file system that palisade does not know", |(_, name)| name);
+    let name = known.map_or("a file system that palisade does not know", |(_, name)| {
+        name
+    });
     Ok(Some(format!("{name} (type {found:#x})")))
 }
 

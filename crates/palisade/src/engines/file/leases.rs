@@ -118,7 +118,9 @@ pub(super) fn offset(slot: u32) -> u64 {
 }
 
 fn open(signs: Signs<'_>, process: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
-    signs.dir.open_file(signs.leases, &file_name(process), flags)
+    signs
+        .dir
+        .open_file(signs.leases, &file_name(process), flags)
 }
 
 /// Creates the file of a process, with room for its first claims. `sign` is the inode of its FIFO.

@@ -297,7 +297,11 @@ impl LineFile {
         // The last claim may leave even a replaced file, since nobody is granted after it.
         let last_leaves = operation == "leave" && state.line.seats.len() == 1;
         let in_place = loaded.and_then(|()| {
-            let found = if last_leaves { Ok(true) } else { self.is_in_place() };
+            let found = if last_leaves {
+                Ok(true)
+            } else {
+                self.is_in_place()
+            };
             found.map_err(|errno| file_failed(operation, &self.path, errno))
         });
         match in_place {

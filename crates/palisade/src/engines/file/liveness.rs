@@ -99,7 +99,13 @@ impl Liveness {
             let sign = rustix::fs::fstat(&fifo)?.st_ino;
             Ok((fifo, leases::create(home.signs(), process, sign)?))
         };
-        let (fifo, leases) = make().map_err(|errno: Errno| {
+        let mut made = make();
+        #[cfg(feature = "file-queue")]
+        if matches!(made, Err(Errno::NOSPC | Errno::DQUOT)) && super::queue::take_some(&home.dir) {
+            remove(&home, process);
+            made = make();
+        }
+        let (fifo, leases) = made.map_err(|errno: Errno| {
             remove(&home, process);
             unusable_dir(&home.dir.path, errno)
         })?;
@@ -247,11 +253,17 @@ fn open_end(folder: &OwnedFd, name: &str, access: OFlags) -> std::result::Result
     let free = |stat: rustix::fs::Stat| {
         let fifo = FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
         // Something else was put in its place.
-        if fifo { Ok(End::Free(stat.st_ino)) } else { Err(Errno::STALE) }
+        if fifo {
+            Ok(End::Free(stat.st_ino))
+        } else {
+            Err(Errno::STALE)
+        }
     };
     match rustix::fs::openat(folder, name, flags, Mode::empty()) {
         // Nobody has it open for reading.
-        Err(Errno::NXIO) => rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).and_then(free),
+        Err(Errno::NXIO) => {
+            rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).and_then(free)
+        }
         Err(errno) => Err(errno),
         // Another reader may keep the FIFO open; the flock decides.
         Ok(end) => match rustix::fs::flock(&end, FlockOperation::NonBlockingLockShared) {
@@ -297,7 +309,9 @@ pub(super) fn receive(
 
 /// The processes that have a FIFO in this directory, dead or alive.
 fn processes(procs: &OwnedFd) -> std::result::Result<impl Iterator<Item = u64>, Errno> {
-    let hex = dir::names(procs)?.into_iter().filter(|name| name.len() == 16);
+    let hex = dir::names(procs)?
+        .into_iter()
+        .filter(|name| name.len() == 16);
     Ok(hex.filter_map(|name| u64::from_str_radix(&name, 16).ok()))
 }
 

@@ -109,16 +109,23 @@ fn settled(stat: &Stat) -> i128 {
 fn read(store: &Store, home: &Home, name: &str, group: &mut [Sitting], changed: i128) {
     let known = store.files.known(name);
     // Reading one that is open already reads only what has changed.
-    let file = match known.map_or_else(|| LineFile::open(home, name).map(|file| file.map(Arc::new)), |file| Ok(Some(file))) {
+    let file = match known.map_or_else(
+        || LineFile::open(home, name).map(|file| file.map(Arc::new)),
+        |file| Ok(Some(file)),
+    ) {
         Ok(Some(file)) => file,
         _ => return,
     };
-    let unsure = |one: &&mut Sitting| one.found == Presence::Unknown && one.inode == file.identity.1;
+    let unsure =
+        |one: &&mut Sitting| one.found == Presence::Unknown && one.inode == file.identity.1;
     let Some(changes) = file.sequence() else {
         return;
     };
     let same = |one: &Sitting| one.seen.changes == changes && !one.learns;
-    if group.iter().all(|one| one.found != Presence::Unknown || same(one)) {
+    if group
+        .iter()
+        .all(|one| one.found != Presence::Unknown || same(one))
+    {
         for one in group.iter_mut().filter(unsure) {
             one.seen.changed = changed;
             one.found = Presence::There(None);

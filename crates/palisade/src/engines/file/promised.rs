@@ -231,13 +231,7 @@ fn write(dir: &Dir, process: u64, longest: u64, boot: u64) -> Result<()> {
     placed.map_err(|error| unusable_dir(&dir.path.join(PROMISED), error))
 }
 
-fn place(
-    dir: &Dir,
-    folder: &OwnedFd,
-    name: &str,
-    longest: u64,
-    boot: u64,
-) -> std::io::Result<()> {
+fn place(dir: &Dir, folder: &OwnedFd, name: &str, longest: u64, boot: u64) -> std::io::Result<()> {
     let new = format!("{name}.new");
     // A leftover, or a link that someone placed.
     let _ = rustix::fs::unlinkat(folder, &new, AtFlags::empty());

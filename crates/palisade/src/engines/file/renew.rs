@@ -43,7 +43,9 @@ pub(super) async fn renew(
     let renewed = tokio::time::timeout(within, renewing).await;
     renewed.ok().flatten().unwrap_or_else(|| {
         let path = engine.store.leases.path();
-        all(Renewal::Unknown(busy("renew", within, &path).maybe_applied()))
+        all(Renewal::Unknown(
+            busy("renew", within, &path).maybe_applied(),
+        ))
     })
 }
 

@@ -122,7 +122,9 @@ impl Tokens {
             // Never lower than one that may have reached the disk.
             let ceiling = (now + STEP).max(found.highest);
             let written = write(&file, found.free, ceiling);
-            written.and_then(|()| rustix::fs::fsync(&*file)).map_err(fail)?;
+            written
+                .and_then(|()| rustix::fs::fsync(&*file))
+                .map_err(fail)?;
             // If this fails, the next process writes the ceiling once more.
             let _ = write(&file, SYNCED, ceiling);
             Ok(ceiling)

@@ -41,7 +41,7 @@ impl Hints {
 /// One transaction on the database of a queue.
 pub(super) struct Tx<'a> {
     store: &'a Store,
-    database: &'a Opened,
+    pub(super) database: &'a Opened,
     operation: &'static str,
     pub(super) now: i64,
     /// The last number or token that was assigned.
@@ -145,7 +145,7 @@ impl<'a> Tx<'a> {
         self.last
     }
 
-    pub(super) fn push(&mut self, drafts: Vec<Draft>) -> Result<Vec<Pushed>> {
+    pub(super) fn push(&mut self, drafts: &[Draft]) -> Result<Vec<Pushed>> {
         let today = unix_time().as_millis() as i64;
         let (mut pushed, mut awake) = (Vec::with_capacity(drafts.len()), 0);
         for draft in drafts {
@@ -155,7 +155,7 @@ impl<'a> Tx<'a> {
                             OR EXISTS (SELECT 1 FROM message m WHERE m.number = seen.number))";
                 let seen: Option<i64> = self.row(seen, params![id, self.now], |row| row.get(0))?;
                 if let Some(first) = seen {
-                    pushed.push(Pushed::new(draft.id, first.unsigned_abs(), true));
+                    pushed.push(Pushed::new(draft.id.clone(), first.unsigned_abs(), true));
                     continue;
                 }
                 let until = self.now + micros(DEDUPLICATED);
@@ -179,7 +179,7 @@ impl<'a> Tx<'a> {
                 params![number, due, behind, today, after, key, id, body],
             )?;
             awake += usize::from(due <= self.now);
-            pushed.push(Pushed::new(id, number.unsigned_abs(), false));
+            pushed.push(Pushed::new(id.clone(), number.unsigned_abs(), false));
         }
         if pushed.iter().any(|pushed| !pushed.id.starts_with('@')) {
             let sweep = "DELETE FROM seen WHERE id IN (SELECT id FROM seen s WHERE until < ?1 \

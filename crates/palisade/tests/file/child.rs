@@ -277,6 +277,13 @@ async fn act() {
                 Err(error) => format!("{:?}: {error}", error.kind()),
             });
         }
+        "look for a store" => {
+            let url = format!("file:{}", dir.display());
+            say(&match palisade::connect_existing(&url).await {
+                Ok(found) => format!("found: {}", found.is_some()),
+                Err(error) => format!("{:?}: {error}", error.kind()),
+            });
+        }
         "wait and tell" => {
             let engine = open(dir).await;
             let (ticket, _) = enter(&engine, claim("door", Ask::Whole)).await;

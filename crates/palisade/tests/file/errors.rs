@@ -369,6 +369,19 @@ async fn a_file_system_that_is_not_known_to_be_local_is_refused() {
     }
 }
 
+/// Nothing is printed about a store that can't be found.
+#[tokio::test]
+async fn a_relative_path_in_a_removed_folder_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("sh");
+    let script = r#"cd "$1" && rmdir "$1" && shift && exec "$@""#;
+    command.args(["-c", script, "sh"]).arg(dir.path());
+    command.arg(std::env::current_exe().unwrap());
+    let said = Second::spawn(command, Path::new("rel"), "look for a store", "").says_all();
+    assert!(said.starts_with("Config: "), "{said}");
+    assert!(said.contains("current directory was removed"), "{said}");
+}
+
 /// One that can't reserve space, such as ramfs or some versions of ZFS.
 #[tokio::test]
 async fn many_are_held_where_no_space_can_be_reserved() {

@@ -105,9 +105,14 @@ async fn what_nobody_relies_on_is_taken_back() {
     assert_eq!(engine.leave(again).await.unwrap(), Left::Done);
     until("it is taken back", || promised(dir.path()) == [1]).await;
     drop((second, engine));
+    // The thread that took it back may have the store open for a moment longer.
+    let signs = || std::fs::read_dir(dir.path().join("procs")).unwrap().count();
+    until("the store is closed", || signs() == 1).await;
     reboot(dir.path());
-    let took = granted(&open(dir.path()).await).await;
-    assert!(took >= SHORT - Duration::from_millis(100), "{took:?}");
+    let before = BootTime::now();
+    granted(&open(dir.path()).await).await;
+    let took = BootTime::now().saturating_since(before);
+    assert!(took >= SHORT, "{took:?}");
     assert!(took < 4 * SHORT, "{took:?}");
 }
 

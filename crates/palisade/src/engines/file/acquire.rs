@@ -82,6 +82,8 @@ async fn take_place(engine: &FileEngine, claim: &Claim) -> Result<Entered> {
         }
         tx.settle(Suspects::Before(claim.id))?;
     }
+    // The commit is one change.
+    let changes = tx.state.changes() + 1;
     let seat = tx.state.line.seat_mut(claim.id);
     let seat = seat.filter(|seat| seat.is_held() || claim.queue || known);
     let (Some(seat), Some(file)) = (seat, &tx.file) else {
@@ -98,7 +100,7 @@ async fn take_place(engine: &FileEngine, claim: &Claim) -> Result<Entered> {
             expires: seat.expires,
             ttl: seat.ttl,
             sequence: seat.sequence,
-            seen: Seen::default(),
+            seen: Seen::after(changes),
         };
         let slot = store.leases.add(claim.id, mine);
         seat.extra.slot =

@@ -99,6 +99,10 @@ impl Liveness {
             let sign = rustix::fs::fstat(&fifo)?.st_ino;
             Ok((fifo, leases::create(home.signs(), process, sign)?))
         };
+        #[cfg_attr(
+            not(feature = "file-queue"),
+            allow(unused_mut, reason = "only queues keep space")
+        )]
         let mut made = make();
         #[cfg(feature = "file-queue")]
         if matches!(made, Err(Errno::NOSPC | Errno::DQUOT)) && super::queue::take_some(&home.dir) {

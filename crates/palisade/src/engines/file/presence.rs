@@ -24,7 +24,7 @@ use crate::core::clock::unix_time;
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// The state of a line in which a seat was seen.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seen {
     /// When the file was last changed, in nanoseconds; 0 if that may not show the next change.
     changed: i128,
@@ -32,8 +32,18 @@ pub(super) struct Seen {
     changes: u64,
 }
 
+impl Seen {
+    /// In a line after this many changes.
+    pub(super) fn after(changes: u64) -> Self {
+        let changed = 0;
+        Self { changed, changes }
+    }
+}
+
 /// A claim of this process that is about to be renewed.
 pub(super) struct Sitting {
+    /// Its number among those to renew.
+    pub(super) number: usize,
     pub(super) claim: ClaimId,
     /// The file of its line.
     pub(super) file: Arc<str>,

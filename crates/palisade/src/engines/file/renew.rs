@@ -98,7 +98,6 @@ fn renew_now(store: &Store, leases: &[Lease], within: Duration) -> Vec<Renewal> 
 fn refuse(store: &Store, leases: &[Lease]) -> Vec<Option<Renewal>> {
     let mut renewals = vec![None; leases.len()];
     let mut sitting = Vec::with_capacity(leases.len());
-    let mut at = std::collections::HashMap::with_capacity(leases.len());
     {
         let table = store.leases.table.lock();
         for (number, lease) in leases.iter().enumerate() {
@@ -109,8 +108,8 @@ fn refuse(store: &Store, leases: &[Lease]) -> Vec<Option<Renewal>> {
                 renewals[number] = Some(Renewal::Lost);
                 continue;
             };
-            at.insert(ticket.claim, number);
             sitting.push(Sitting {
+                number,
                 claim: ticket.claim,
                 file: Arc::clone(&mine.file),
                 inode: mine.inode,
@@ -126,18 +125,17 @@ fn refuse(store: &Store, leases: &[Lease]) -> Vec<Option<Renewal>> {
     let path = |file: &str| store.home().dir.path.join(LINES).join(file);
     let table = &mut *store.leases.table.lock();
     for one in sitting {
-        let (Some(number), Some(mine)) = (at.get(&one.claim), table.claims.get_mut(&one.claim))
-        else {
+        let Some(mine) = table.claims.get_mut(&one.claim) else {
             continue;
         };
         mine.seen = one.seen;
         if let (true, Presence::There(Some(sequence))) = (mine.sequence == 0, one.found) {
             mine.sequence = sequence;
         }
-        let asked = leases[*number].ticket.as_ref();
+        let asked = leases[one.number].ticket.as_ref();
         let asked = asked.map_or(0, |ticket| ticket.sequence);
         let known = asked != 0 && mine.sequence != 0;
-        renewals[*number] = match one.found {
+        renewals[one.number] = match one.found {
             Presence::FileGone => Some(Renewal::Revoked(file_gone("renew", &path(&one.file)))),
             Presence::TakenOut => Some(Renewal::Revoked(taken_out("renew", &path(&one.file)))),
             Presence::There(_) | Presence::Unknown => {

@@ -18,9 +18,12 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+
 use palisade::{BootTime, Client, ErrorKind, Hold, Loss, LossReason};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, getpid, setsid};
@@ -237,12 +240,13 @@ async fn hold(
     let socket = listening.socket().and_then(UnixListener::from_std);
     let socket = socket.map_err(refused("can't listen for the release"))?;
     let owner = connected.client.owner().to_owned();
+    let mut requests = Requests::new(&socket, &owner);
     let acquired = tokio::select! {
         biased;
         // The caller sends nothing before our report, so this is its end.
         () = caller.readable() => return Ok(Outcome::Done),
         () = followed.readable() => None,
-        never = refuse(&socket, &owner) => match never {},
+        never = refuse(&mut requests) => match never {},
         acquired = connected.acquire() => Some(acquired?),
     };
     let Some(Acquired { hold, since, .. }) = acquired else {
@@ -278,7 +282,6 @@ async fn hold(
         client,
         shell: shell.pid,
         on_loss,
-        owner: &owner,
         hold,
         notice,
         grace: grace(job.ttl_on(client)),
@@ -287,7 +290,7 @@ async fn hold(
         told: false,
         sent: None,
     };
-    let over = keeping.until_over(&followed, &socket, signals).await;
+    let over = keeping.until_over(&followed, &mut requests, signals).await;
     if matches!(over, Over::ShellEnded) {
         keeping.notice.close().await;
     }
@@ -318,7 +321,6 @@ struct Keeping<'a> {
     client: &'a Client,
     shell: Pid,
     on_loss: OnLoss,
-    owner: &'a str,
     hold: Hold,
     notice: Notice,
     /// How long before the end of the lease the shell is asked to end.
@@ -336,7 +338,7 @@ impl Keeping<'_> {
     async fn until_over(
         &mut self,
         shell: &Watched,
-        socket: &UnixListener,
+        requests: &mut Requests<'_>,
         signals: &mut Signals,
     ) -> Over {
         loop {
@@ -358,7 +360,7 @@ impl Keeping<'_> {
                 loss = self.hold.lost(), if self.lost.is_none() => self.lost = Some(loss),
                 () = shell.readable() => return Over::ShellEnded,
                 _ = signals.ending() => return Over::Signal,
-                asker = asked(socket, self.owner) => return Over::Asked(asker),
+                asker = requests.release() => return Over::Asked(asker),
                 () = pause(next.map(|(_, pause)| pause)) => {}
             }
         }
@@ -472,31 +474,79 @@ async fn pause(time: Option<Duration>) {
     }
 }
 
-/// Waits for a request to release. Requests for the owner are answered meanwhile.
-async fn asked(socket: &UnixListener, owner: &str) -> UnixStream {
-    loop {
-        let Ok((mut asker, _)) = socket.accept().await else {
-            // For example, no file descriptor is left.
-            tokio::time::sleep(BREATH).await;
-            continue;
-        };
-        let mut question = *WHO;
-        // A connection without a request only checks whether a holder listens.
-        if asker.read_exact(&mut question).await.is_err() {
-            continue;
+/// How long a connection may take for its request, which comes with it.
+const REQUEST: Duration = Duration::from_secs(2);
+
+/// How many connections are read at once. Only this user's processes can connect.
+const AT_ONCE: usize = 64;
+
+/// The requests to a holder. A connection that says nothing delays no other.
+struct Requests<'a> {
+    socket: &'a UnixListener,
+    owner: &'a str,
+    reading: FuturesUnordered<Reading>,
+}
+
+type Reading = Pin<Box<dyn Future<Output = Option<UnixStream>>>>;
+
+impl<'a> Requests<'a> {
+    fn new(socket: &'a UnixListener, owner: &'a str) -> Self {
+        Self {
+            socket,
+            owner,
+            reading: FuturesUnordered::new(),
         }
-        if question == *RELEASE {
-            tell(&mut asker, &Answer::Heard).await;
-            return asker;
+    }
+
+    /// Waits for a request to release. Requests for the owner are answered meanwhile.
+    ///
+    /// # Cancellation
+    /// No connection is lost: the next call goes on with it.
+    async fn release(&mut self) -> UnixStream {
+        loop {
+            tokio::select! {
+                Some(read) = self.reading.next(), if !self.reading.is_empty() => {
+                    if let Some(asker) = read {
+                        return asker;
+                    }
+                }
+                accepted = self.socket.accept(), if self.reading.len() < AT_ONCE => match accepted {
+                    Ok((asker, _)) => {
+                        let owner = self.owner.to_owned();
+                        self.reading.push(Box::pin(read(asker, owner)));
+                    }
+                    // For example, no file descriptor is left.
+                    Err(_) => tokio::time::sleep(BREATH).await,
+                },
+            }
         }
-        tell(&mut asker, &Answer::Owner(owner.to_owned())).await;
     }
 }
 
+/// Reads one request; returns the connection if it asks for the release.
+async fn read(mut asker: UnixStream, owner: String) -> Option<UnixStream> {
+    let answered = async {
+        let mut question = *WHO;
+        // A connection without a request only checks whether a holder listens.
+        asker.read_exact(&mut question).await.ok()?;
+        let release = question == *RELEASE;
+        let answer = if release {
+            Answer::Heard
+        } else {
+            Answer::Owner(owner)
+        };
+        tell(&mut asker, &answer).await;
+        release.then_some(())
+    };
+    let release = tokio::time::timeout(REQUEST, answered).await.ok().flatten();
+    release.map(|()| asker)
+}
+
 /// Answers requests while the lock is not held yet.
-async fn refuse(socket: &UnixListener, owner: &str) -> Infallible {
+async fn refuse(requests: &mut Requests<'_>) -> Infallible {
     loop {
-        tell(&mut asked(socket, owner).await, &Answer::NotHeld).await;
+        let mut asker = requests.release().await;
+        tell(&mut asker, &Answer::NotHeld).await;
     }
 }
 

@@ -1,6 +1,8 @@
 //! `acquire` and `release`: a lock that spans the commands of a script.
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -228,6 +230,28 @@ fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
     until("it waits", || store.waiters() == 1);
     running.write("go\n");
     assert_eq!(other.code(), Some(0));
+}
+
+/// A process of this user connects to the holder, and is stopped or hangs.
+#[test]
+fn silent_connections_hold_up_no_release() {
+    let store = Store::new();
+    let text = "palisade acquire x; read line; palisade release x; echo $?";
+    let mut running = Running::start(script(&store, "sh", text));
+    running.line();
+    let sockets = std::fs::read_dir(store.path("run/palisade")).unwrap();
+    let sockets: Vec<_> = sockets.map(|socket| socket.unwrap().path()).collect();
+    let silent = || UnixStream::connect(&sockets[0]).unwrap();
+    let mut silent: Vec<UnixStream> = (0..20).map(|_| silent()).collect();
+    // One of them began to say something.
+    silent[7].write_all(b"rel").unwrap();
+    let begun = Instant::now();
+    running.write("go\n");
+    assert_eq!(running.line(), "0");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    drop(silent);
+    assert_nothing_left(&store);
 }
 
 #[test]

@@ -7,6 +7,8 @@ pub(crate) mod absent;
 pub(crate) mod alarms;
 pub(crate) mod cas;
 #[cfg(feature = "remote")]
+mod files;
+#[cfg(feature = "remote")]
 mod findings;
 pub(crate) mod finish;
 #[cfg(feature = "remote")]
@@ -21,6 +23,8 @@ mod per_runtime;
 pub(crate) mod poll_watch;
 pub(crate) mod push;
 mod queue_leases;
+#[cfg(feature = "remote")]
+pub(crate) mod replies;
 #[cfg(any(feature = "file", feature = "remote"))]
 mod rooms;
 pub(crate) mod shared_sessions;
@@ -46,15 +50,18 @@ pub(crate) use self::rooms::rooms;
 #[cfg(feature = "http")]
 pub use self::http::plain_http_client;
 #[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
-pub(crate) use self::http::{broken_http, http_client, http_client_with};
+pub(crate) use self::http::{
+    Answer, Broke, Place, ask_http, body_of, broken_http, http_client, http_client_with, redirected,
+};
 #[cfg(feature = "remote")]
 pub(crate) use self::{
+    files::{DOCUMENT, SECRET, read_at_most, read_file, read_text, unread},
     findings::{clock_off, plain_text},
     host::{Host, first_to_answer},
     login::{Login, SecretFile},
     per_runtime::{Link, PerRuntime, timed},
     tls::Tls,
-    tls_error::{Asked, about_tls, refuses_ours},
+    tls_error::{Asked, about_tls, authority_as_server, refuses_ours},
     why::{cause, why},
 };
 

@@ -19,6 +19,7 @@ pub(in crate::engines) mod error;
 mod fence;
 pub(in crate::engines) mod inspect;
 pub(in crate::engines) mod keys;
+mod limit;
 pub(in crate::engines) mod notify;
 mod queue;
 mod release;

@@ -3,6 +3,7 @@
 use super::proto::{Refused, code};
 use super::session::Failure;
 use crate::core::error::{Error, ErrorKind};
+use crate::engines::kit::replies::too_large;
 
 /// The error for a request without an answer.
 pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
@@ -16,6 +17,7 @@ pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
             let message = format!("no answer within {within:?}");
             Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
         }
+        Failure::TooLarge(most) => too_large(operation, "ZooKeeper", most).maybe_applied(),
         Failure::Over => Error::new(ErrorKind::Lost, operation, "the session has ended"),
     }
 }

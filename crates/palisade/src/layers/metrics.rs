@@ -141,6 +141,8 @@ impl Observer for Metrics {
                 )
                 .increment(1);
             }
+            // Each acquire counts once, by its outcome; the engine's state is that of its renewals.
+            Event::Stalled { .. } => {}
             Event::Deadlocked {
                 engine, gives_way, ..
             } => {

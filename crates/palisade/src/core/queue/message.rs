@@ -167,7 +167,7 @@ impl Message {
     /// # Cancellation
     /// Can be dropped and called again; a loss is not forgotten.
     pub async fn lost(&self) -> Loss {
-        self.validity.lost().await
+        self.keeper.lost(&self.validity).await
     }
 
     /// Runs `work` while the claim is valid, and drops it unfinished when the claim is lost.
@@ -175,7 +175,7 @@ impl Message {
     /// # Errors
     /// [`ErrorKind::Lost`] when the claim was lost before the work completed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let done = self.validity.run(work).await;
+        let done = self.keeper.run(&self.validity, work).await;
         done.ok_or_else(|| self.lost_error("run"))
     }
 

@@ -225,7 +225,8 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
     if up >= engine.quorum {
         Ok(())
     } else {
-        Err(engine.no_majority("connect", up, &down))
+        let unknown = engine.nodes.len() - up - down.len();
+        Err(engine.no_majority("connect", unknown, &mut [], &down))
     }
 }
 

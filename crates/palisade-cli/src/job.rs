@@ -13,13 +13,13 @@ use palisade::events;
 use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request, Token};
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::child::{Child, Start};
 use crate::connect::{Target, Tries};
 use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{Guardian, Terms, grace};
-use crate::holder::owners_above;
 use crate::lineage;
 use crate::print::{self, Printer};
 use crate::signals::{Event, Signals, endings};
@@ -28,16 +28,11 @@ use crate::supervise::{End, supervise};
 use crate::sys::Withheld;
 use crate::terminal;
 use crate::verbs::look;
-use crate::view::{ClaimView, LineView, shown};
+use crate::view::{LineView, shown};
+use crate::waiting::{NOTICE_AFTER, Stalls};
 
 /// A shorter ttl leaves no time to end a child between a missed renewal and the end of the lease.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
-
-/// Shorter waits are not worth a line on stderr.
-const NOTICE_AFTER: Duration = Duration::from_millis(100);
-
-/// The pause before asking again who holds the lock, if the engine did not answer.
-const NOTICE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Within this time after the guardian has killed a command, the hold is lost and its reason known.
 const KNOWN_SOON: Duration = Duration::from_millis(250);
@@ -102,6 +97,8 @@ pub(crate) struct Connected {
     spans: Spans,
     /// The span of the first wait, which began before it was connected.
     waiting: Option<Open>,
+    /// What it waits for besides its turn.
+    stalled: watch::Receiver<Option<Error>>,
 }
 
 /// A job that has its lock.
@@ -165,8 +162,10 @@ impl Job {
         }
     }
 
-    /// The client for this job: if the job is an agent, the client says so and reports deadlocks.
-    fn on(&self, client: Client) -> Client {
+    /// The client for this job: it tells `stalls` what the job waits for besides its turn. If the job
+    /// is an agent, the client says so and reports deadlocks.
+    fn on(&self, client: Client, stalls: Stalls) -> Client {
+        let client = client.observed_by(stalls);
         let Some(agent) = self.agent else {
             return client;
         };
@@ -184,36 +183,6 @@ impl Job {
     /// The ttl of its hold.
     pub(crate) fn ttl_on(&self, client: &Client) -> Duration {
         self.ttl.unwrap_or_else(|| client.ttl())
-    }
-
-    /// Reports who holds the lock if the wait takes long; returns if the wait would never end.
-    async fn watch_the_wait(&self, client: &Client, patience: Patience) -> Failure {
-        let mut told = self.quiet;
-        tokio::time::sleep(NOTICE_AFTER).await;
-        let mut ancestors = lineage::owners();
-        ancestors.extend(owners_above().await);
-        if patience == Patience::NoWait {
-            ancestors.clear();
-        }
-        while !told || !ancestors.is_empty() {
-            let line = look(client, &self.name).await;
-            let found = line.is_ok();
-            let line = line.ok().flatten();
-            let futile = line
-                .as_ref()
-                .and_then(|line| self.futile(line, &ancestors, true));
-            if let Some(futile) = futile {
-                return futile;
-            }
-            if !std::mem::replace(&mut told, true) {
-                self.say_waiting(&line.map_or_else(Vec::new, |line| line.holders));
-            }
-            if found {
-                break;
-            }
-            tokio::time::sleep(NOTICE_AGAIN).await;
-        }
-        std::future::pending().await
     }
 
     /// Acquires, unless an ancestor of this process holds the lock: that wait would never end. If
@@ -238,7 +207,12 @@ impl Job {
     }
 
     /// The failure if an ancestor of this process holds the lock, so that waiting would never end.
-    fn futile(&self, line: &LineView, ancestors: &[String], waits: bool) -> Option<Failure> {
+    pub(crate) fn futile(
+        &self,
+        line: &LineView,
+        ancestors: &[String],
+        waits: bool,
+    ) -> Option<Failure> {
         let ancestor = lineage::in_the_way(line, self.ask, ancestors, waits)?;
         let name = shown(self.name.as_str());
         Some(Failure::Nested(format!(
@@ -288,26 +262,6 @@ impl Job {
         let behind = behind.map_or_else(String::new, |behind| format!(" ({behind})"));
         let name = shown(self.name.as_str());
         format!("lost {name} (token {token}): {why}{behind}")
-    }
-
-    fn complain(&self, error: &Error) {
-        if self.quiet {
-            return;
-        }
-        let message = told(error);
-        self.printer.event(
-            json!({"event": "unreachable", "name": self.name.as_str(), "message": message}),
-            || Some(format!("waiting for the engine: {message}")),
-        );
-    }
-
-    fn say_waiting(&self, holders: &[ClaimView]) {
-        let event = json!({"event": "waiting", "name": self.name.as_str(), "holders": holders});
-        self.printer.event(event, || {
-            let held = held_by(holders).map(|held| format!(", {held}"));
-            let held = held.unwrap_or_default();
-            Some(format!("waiting for {}{held}", shown(self.name.as_str())))
-        });
     }
 
     /// Who holds the lock now, as far as the engine tells soon.
@@ -387,7 +341,8 @@ impl Prepared {
             }
         };
         job.say_rounded(&client)?;
-        let client = job.on(client);
+        let (stalls, stalled) = Stalls::of(&job.name);
+        let client = job.on(client, stalls);
         Ok(Connected {
             job,
             client,
@@ -396,6 +351,7 @@ impl Prepared {
             left: self.tries.left(),
             spans,
             waiting: Some(waiting),
+            stalled,
         })
     }
 }
@@ -429,7 +385,7 @@ impl Connected {
             biased;
             signal = self.signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
             acquired = job.acquire(client, self.left) => acquired?,
-            futile = job.watch_the_wait(client, self.left) => return Err(futile),
+            futile = job.watch_the_wait(client, self.left, self.stalled.clone()) => return Err(futile),
         };
         match acquired {
             Ok(Some(hold)) => {
@@ -633,7 +589,7 @@ impl Ended<'_> {
 }
 
 /// `held by OWNER … and 2 more`.
-fn held_by(holders: &[ClaimView]) -> Option<String> {
+pub(crate) fn held_by(holders: &[ClaimView]) -> Option<String> {
     let first = holders.first()?;
     let more = Some(holders.len() - 1).filter(|more| *more > 0);
     let more = more.map_or_else(String::new, |more| format!(" and {more} more"));

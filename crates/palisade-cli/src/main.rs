@@ -31,6 +31,7 @@ mod tips;
 mod traces;
 mod verbs;
 mod view;
+mod waiting;
 mod worker;
 
 use std::process::ExitCode;

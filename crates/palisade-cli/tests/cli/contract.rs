@@ -101,7 +101,7 @@ fn named(name: &str) -> Is {
 pub(crate) fn event(word: &str) -> Is {
     match word {
         "unreachable" | "not_released" => "event:text name:text message:text",
-        "waiting" => "event:text name:text holders:[HOLDER]",
+        "waiting" => "event:text name:text holders:[HOLDER] message:text?",
         "acquired" => "event:text name:text token:digits owner:text engine:text waited_ms:number",
         "ttl_rounded" => "event:text name:text asked_ms:figure ttl_ms:number",
         "exposed_password" | "no_traces" | "visible_password" => "event:text message:text",

@@ -18,12 +18,19 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
         let client = connect(url).await;
         let refused = client.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Denied);
-        assert!(
-            refused.to_string().contains("palisade schema postgres"),
-            "{refused}"
-        );
+        let said = refused.to_string();
+        assert!(said.contains("`palisade schema postgres --user"), "{said}");
     }
     let schema = Schema::default();
+    psql.ask(&schema.sql());
+    // The tables are there, and the rights are not.
+    for url in &urls {
+        let client = connect(url).await;
+        let refused = client.mutex("x").try_lock().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Denied);
+        let said = refused.to_string();
+        assert!(said.contains("`palisade schema postgres --user"), "{said}");
+    }
     // Twice, because it can be run again.
     for _ in 0..2 {
         psql.ask(&schema.sql());

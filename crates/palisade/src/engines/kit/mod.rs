@@ -59,7 +59,7 @@ pub(crate) use self::{
     findings::{clock_off, plain_text},
     host::{Host, first_to_answer},
     login::{Login, SecretFile},
-    per_runtime::{Link, PerRuntime, timed},
+    per_runtime::{Link, Pause, PerRuntime, timed},
     tls::Tls,
     tls_error::{Asked, about_tls, authority_as_server, refuses_ours},
     why::{cause, why},

@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS @schema@.fenced (
 @triggers@
 -- Forgets a resource, its mark included.
 CREATE OR REPLACE FUNCTION @schema@.fence_forget(p_namespace text, p_resource text)
-RETURNS boolean LANGUAGE plpgsql AS $$
+RETURNS boolean LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   known boolean;
 BEGIN

@@ -80,6 +80,16 @@ impl Schema {
         format!("\"{}\"", self.0)
     }
 
+    /// The command that prints what an owner must run; for a user who is no owner with the grants.
+    pub(super) fn command(&self, grants: bool) -> String {
+        let schema = match *self == Self::default() {
+            true => String::new(),
+            false => format!(" --schema {}", self.0),
+        };
+        let user = if grants { " --user USER" } else { "" };
+        format!("`palisade schema postgres{schema}{user}`")
+    }
+
     /// The SQL that creates the schema or upgrades it to this version.
     pub fn sql(&self) -> String {
         self.fill(SQL)
@@ -129,14 +139,16 @@ impl Schema {
             Some(VERSION) => {
                 return match self.found(client, "revision").await? {
                     Some(LEAST..) => Ok(()),
-                    _ => misfit(
-                        "the schema is of an earlier palisade; let its owner run what `palisade schema postgres` prints; clients of the earlier one keep working".to_owned(),
-                    ),
+                    _ => misfit(format!(
+                        "the schema is of an earlier palisade; let its owner run what {} prints; clients of the earlier one keep working",
+                        self.command(false)
+                    )),
                 };
             }
             Some(version) if version < VERSION => {
                 return misfit(format!(
-                    "the schema is version {version}, which this palisade can't use; stop its clients, then let its owner run what `palisade schema postgres` prints"
+                    "the schema is version {version}, which this palisade can't use; stop its clients, then let its owner run what {} prints",
+                    self.command(false)
                 ));
             }
             Some(version) => {
@@ -153,7 +165,10 @@ impl Schema {
             Some("42501") => Err(Error::new(
                 ErrorKind::Denied,
                 "connect",
-                "palisade's tables are not there and this user may not make them; let an owner run what `palisade schema postgres` prints",
+                format!(
+                    "palisade's tables are not there and this user may not make them; let an owner of the database run what {} prints, with this user's name",
+                    self.command(true)
+                ),
             )),
             _ => Err(error::failed("connect", &error)),
         }
@@ -219,5 +234,10 @@ mod tests {
         assert!(!sql.contains('@'));
         let grants = Schema::default().grants("o'\"x");
         assert!(grants.contains("TO \"o'\"\"x\";"), "{grants}");
+        let other = Schema::new("locks_2").unwrap().command(true);
+        assert_eq!(
+            other,
+            "`palisade schema postgres --schema locks_2 --user USER`"
+        );
     }
 }

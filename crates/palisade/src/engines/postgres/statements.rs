@@ -140,8 +140,7 @@ const MESSAGE_STATE: &str = "CASE WHEN m.dead THEN 'dead' WHEN m.behind THEN 'bl
 
 /// How many messages of each queue are in each state; `@which@` selects the queues.
 const QUEUE_SURVEY: &str = "SELECT l.name, @state@ AS state, count(m.number), \
-     (extract(epoch FROM clock_timestamp() - min(m.due) FILTER (WHERE m.due < 'infinity')) \
-     * 1000000)::bigint FROM @schema@.queue l LEFT JOIN @schema@.message m ON m.queue = l.id \
+     (extract(epoch FROM clock_timestamp() - min(m.after)) * 1000000)::bigint FROM @schema@.queue l LEFT JOIN @schema@.message m ON m.queue = l.id \
      WHERE l.namespace = $1 AND @which@ GROUP BY l.name, state ORDER BY l.name COLLATE \"C\"";
 
 /// The first messages of a queue, or one message; `@which@` selects them.
@@ -169,7 +168,7 @@ pub(super) fn like(prefix: &str) -> String {
 }
 
 impl Verb {
-    /// The SQL, with blanks for the schema and the lock timeout, and the types of its parameters.
+    /// The SQL, with blanks for the schema and the settings, and the types of its parameters.
     fn parts(self) -> (String, &'static [Type]) {
         const T: Type = Type::TEXT;
         const TS: Type = Type::TEXT_ARRAY;
@@ -181,14 +180,12 @@ impl Verb {
         let print = |which| PRINT.replace("@which@", which);
         // A statement waits for a row no longer than the client does. `lock_timeout` is set in the
         // statement and for it alone, because behind a pooler others share the session.
-        let call = |function: &str| {
-            format!("SELECT set_config('lock_timeout', '@patience@', true), @schema@.{function}")
-        };
+        let call = |function: &str| format!("SELECT @settings@, @schema@.{function}");
         // The same for a function that returns rows.
         let rows = |function: &str| {
             format!(
-                "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '@patience@', true)) \
-                 SELECT f.* FROM patience, LATERAL @schema@.{function} AS f"
+                "WITH settings AS MATERIALIZED (SELECT @settings@) \
+                 SELECT f.* FROM settings, LATERAL @schema@.{function} AS f"
             )
         };
         let queues = |which| {
@@ -272,6 +269,17 @@ impl Verb {
     }
 }
 
+/// How the server is to plan our statements. It keeps plans, also those that it made while a table
+/// was small: then it would go on to read all of it. So each statement goes by an index, and one
+/// without costs more by the planner's reckoning than any worth being compiled, so that none is.
+/// Functions of schemas since revision 7 set the same where a session has not.
+const PLANS: [&str; 2] = ["enable_seqscan", "jit"];
+
+/// Sets [`PLANS`] in a session that is ours alone.
+pub(super) fn plan_by_index() -> String {
+    PLANS.map(|name| format!("SET {name} = off;")).concat()
+}
+
 /// The values for the blanks in the statements of one engine.
 pub(super) struct Blanks {
     schema: String,
@@ -285,10 +293,15 @@ impl Blanks {
         Self { schema, patience }
     }
 
-    fn fill(&self, verb: Verb) -> (String, &'static [Type]) {
+    fn fill(&self, verb: Verb, between: Between) -> (String, &'static [Type]) {
         let (sql, types) = verb.parts();
+        let set = |name, value| format!("set_config('{name}', '{value}', true)");
+        let mut settings = vec![set("lock_timeout", self.patience.as_str())];
+        if between == Between::Pooler {
+            settings.extend(PLANS.map(|name| set(name, "off")));
+        }
         let sql = sql.replace("@schema@", &self.schema);
-        (sql.replace("@patience@", &self.patience), types)
+        (sql.replace("@settings@", &settings.join(", ")), types)
     }
 }
 
@@ -314,6 +327,14 @@ impl Session {
         &self.connection.client
     }
 
+    /// Makes the settings of a session that is ours alone.
+    pub(super) async fn set_up(&self, between: Between) -> Result<(), Error> {
+        match between {
+            Between::Nothing => self.client().batch_execute(&plan_by_index()).await,
+            Between::Pooler => Ok(()),
+        }
+    }
+
     /// Runs a verb, in one round trip once it is prepared.
     pub(super) async fn ask(
         &self,
@@ -326,7 +347,7 @@ impl Session {
             Verb::SurveyPrefix | Verb::PrintPrefix | Verb::QueueSurveyPrefix
         );
         if between == Between::Pooler || planned_anew {
-            let (sql, types) = self.blanks.fill(verb);
+            let (sql, types) = self.blanks.fill(verb, between);
             let typed: Vec<_> = parameters
                 .iter()
                 .copied()
@@ -338,7 +359,7 @@ impl Session {
         let statement = match self.prepared.get(at) {
             Some(statement) => statement,
             None => {
-                let (sql, types) = self.blanks.fill(verb);
+                let (sql, types) = self.blanks.fill(verb, between);
                 self.prepared.prepare(client, at, &sql, types).await?
             }
         };

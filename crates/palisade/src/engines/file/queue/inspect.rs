@@ -18,12 +18,12 @@ impl Tx<'_> {
         self.reap()?;
         let mut report = QueueReport::empty(self.value::<String>("SELECT name FROM queue", [])?);
         let states =
-            format!("SELECT {STATE} AS state, count(*), min(due) FROM message GROUP BY state");
+            format!("SELECT {STATE} AS state, count(*), min(after) FROM message GROUP BY state");
         let states: Vec<(String, i64, i64)> = self.rows(&states, params![self.now], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })?;
-        for (word, count, due) in states {
-            let oldest = duration(self.now - due.max(0));
+        for (word, count, since) in states {
+            let oldest = duration(self.now - since);
             report.add(MessageState::of(&word), count.unsigned_abs(), oldest);
         }
         Ok(report)

@@ -15,6 +15,7 @@ use super::connection::{Connection, Server};
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
 use super::sentinel::Sentinel;
+use super::watched::Watches;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
@@ -139,6 +140,8 @@ pub(in crate::engines) struct Client {
     /// How many replicas must have a grant before it counts.
     pub(in crate::engines) replicas: u32,
     pub(in crate::engines) timeout: Duration,
+    /// The watches of this client.
+    pub(in crate::engines) watches: Watches,
 }
 
 impl Client {

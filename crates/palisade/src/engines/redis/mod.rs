@@ -25,6 +25,7 @@ mod queue;
 mod release;
 mod renew;
 mod sentinel;
+pub(in crate::engines) mod watched;
 
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ use self::config::{Target, Way};
 use self::connection::{Connection, Role};
 use self::keys::Keys;
 use self::sentinel::Sentinel;
+use self::watched::Watches;
 use crate::core::capability::Capability;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::Engine;
@@ -92,6 +94,7 @@ async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
         keys,
         replicas: target.replicas,
         timeout: settings.timeout,
+        watches: Watches::default(),
     };
     // A wrong address or login is reported now and not at the first lock.
     client.link(None).await?;

@@ -35,7 +35,7 @@ use crate::engines::kit::replies::LISTING;
 use crate::engines::kit::{Link, renew_by_queue, timed};
 
 /// How many keys one SCAN call visits.
-const STEP: usize = 1000;
+const STEP: usize = 2000;
 
 /// How many fields `work_claim.lua` and `work_show.lua` return per message.
 const CLAIMED: usize = 6;

@@ -17,6 +17,7 @@ use crate::engines::redis::client::{Client, Script, Servers, unexpected_reply};
 use crate::engines::redis::connection::{Connection, Freed, Role, Server};
 use crate::engines::redis::keys::{Keys, LineKeys};
 use crate::engines::redis::notify::FREE;
+use crate::engines::redis::watched;
 
 pub(super) struct Node {
     pub(super) at: usize,
@@ -86,6 +87,7 @@ impl Node {
             keys: keys.clone(),
             replicas: 0,
             timeout: settings.timeout,
+            watches: watched::Watches::default(),
         };
         Self {
             at,

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use palisade::command::rounded;
 use palisade::engine::Ask;
 use palisade::events;
 use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request, Token};
@@ -305,7 +306,10 @@ impl Job {
         let step = client.capability().ttl.step;
         self.printer.event(event, || {
             Some(format!(
-                "the ttl is {kept:?} and not {asked:?}: this engine counts in steps of {step:?}"
+                "the ttl is {} and not {}: this engine counts in steps of {}",
+                rounded(kept),
+                rounded(asked),
+                rounded(step)
             ))
         });
         Ok(())

@@ -199,7 +199,7 @@ pub mod command {
     pub use crate::connect::{Prepared, prepare, registry, schemes};
     #[cfg(feature = "baseline")]
     pub use crate::core::baseline::Baseline;
-    pub use crate::core::duration::parse_duration;
+    pub use crate::core::duration::{parse_duration, rounded};
     #[cfg(palisade_known_bad)]
     pub use crate::core::known_bad::step_wall_clock;
     pub use crate::core::lookout::DEADLOCK_AFTER;

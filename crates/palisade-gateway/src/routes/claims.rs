@@ -367,8 +367,9 @@ fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
     let longest = session.longest_wait();
     if wait > longest {
         return Err(Problem::bad_request(format!(
-            "a request may wait for {longest:?} in this session (a third of its ttl, at most 50s); \
-             ask with queue, then wait again"
+            "a request may wait for {} in this session (a third of its ttl, at most 50s); \
+             ask with queue, then wait again",
+            palisade::command::rounded(longest)
         )));
     }
     Ok(wait)

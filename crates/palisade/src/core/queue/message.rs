@@ -17,6 +17,7 @@ use super::{Queue, QueueKeeper, unexpected_reply};
 use crate::core::capability::Capability;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseStart, Ticket};
@@ -187,7 +188,7 @@ impl Message {
     pub async fn extend(&mut self, ttl: Duration) -> Result<()> {
         let ttl = self.capability.explicit_ttl(ttl)?;
         if ttl < self.ttl {
-            let message = format!("the ttl is {:?} and can only be extended", self.ttl);
+            let message = format!("the ttl is {} and can only be extended", rounded(self.ttl));
             return Err(Error::new(ErrorKind::InvalidArgument, "extend", message));
         }
         let sent = BootTime::now();

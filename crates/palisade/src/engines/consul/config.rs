@@ -10,7 +10,7 @@ use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
 use crate::core::capability::{Capability, Guarantee, Permits, TtlRange};
-use crate::core::duration::parse_duration;
+use crate::core::duration::{parse_duration, rounded};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -186,8 +186,9 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
             ErrorKind::InvalidArgument,
             "ttl",
             format!(
-                "a ttl of {ttl:?} is below the session_ttl_min of this Consul, {:?}; take a longer one, or lower session_ttl_min on its servers",
-                capability.ttl.min
+                "a ttl of {} is below the session_ttl_min of this Consul, {}; take a longer one, or lower session_ttl_min on its servers",
+                rounded(ttl),
+                rounded(capability.ttl.min)
             ),
         ));
     }

@@ -16,7 +16,7 @@ use super::keys::Keys;
 use super::kv::{Op, Pair, Record, SEMAPHORE, session_id, session_text};
 use super::snapshot::{Snapshot, Spot};
 use crate::core::claim::{Ask, Mode, READERS};
-use crate::core::duration::parse_duration;
+use crate::core::duration::{parse_duration, rounded};
 use crate::core::error::{ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
@@ -246,11 +246,12 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
     }
     let (ttl, delay) = (engine.default_ttl, engine.lock_delay);
     let mut message = format!(
-        "with a ttl of {ttl:?} a lock whose holder died is free after up to {:?}: Consul keeps a session for up to twice its ttl",
-        ttl * 2 + delay
+        "with a ttl of {} a lock whose holder died is free after up to {}: Consul keeps a session for up to twice its ttl",
+        rounded(ttl),
+        rounded(ttl * 2 + delay)
     );
     if !delay.is_zero() {
-        message += &format!(", and the lock for a lock_delay of {delay:?} more");
+        message += &format!(", and the lock for a lock_delay of {} more", rounded(delay));
     }
     findings.push(Finding::new(
         Severity::Info,

@@ -14,6 +14,7 @@ use super::proto::{
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
 use super::{Inner, client, error, keys};
+use crate::core::duration::rounded;
 use crate::core::error::{ErrorKind, Result};
 use crate::core::line::Seat;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
@@ -242,7 +243,10 @@ async fn ttl_floor(engine: &Inner) -> Option<Finding> {
     let _ = leases::revoke(&engine.client, "check", granted.id).await;
     let floor = granted.armed.ttl;
     (floor > CAPABILITY.ttl.min).then(|| {
-        let message = format!("a shorter ttl is granted as {floor:?}: 1.5 election timeouts");
+        let message = format!(
+            "a shorter ttl is granted as {}: 1.5 election timeouts",
+            rounded(floor)
+        );
         let remedy = "plan for it: a lock whose holder died is free after that time";
         Finding::new(Severity::Info, "ttl_floor", message, remedy)
     })

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::core::duration::rounded;
 use crate::core::error::{Error, ErrorKind, config_error};
 
 /// The error for a directory that can't be created or used.
@@ -121,8 +122,9 @@ pub(super) fn taken_out(operation: &'static str, path: &Path) -> Error {
 /// The error for a lock inside the store that can't be acquired, because a stopped process has it.
 pub(super) fn busy(operation: &'static str, timeout: Duration, path: &Path) -> Error {
     let message = format!(
-        "the store did not answer within {timeout:?}: another process is stopped or hangs in it; \
-         `fuser` on this file shows which"
+        "the store did not answer within {}: another process is stopped or hangs in it; \
+         `fuser` on this file shows which",
+        rounded(timeout)
     );
     Error::new(ErrorKind::Unreachable, operation, message).with("file", path.display())
 }

@@ -20,6 +20,7 @@ use super::api::{Described, Opened};
 use super::error::{Problem, WHO, broken, parse, speaks_tls};
 use super::sessions::Session;
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, Result, config_error, no_connection, unreachable};
 use crate::engines::kit::replies::{LISTING, REPLY};
 use crate::engines::kit::{
@@ -142,8 +143,8 @@ impl Access {
         let answered = tokio::time::timeout(limit, ask_http(request, REPLY)).await;
         let answer = answered
             .map_err(|_| {
-                let (shown, limit) = (self.shown(&base), self.connect_timeout);
-                no_connection(format!("no answer from {shown} within {limit:?}"))
+                let (base, limit) = (self.shown(&base), self.connect_timeout);
+                no_connection(format!("no answer from {base} within {}", rounded(limit)))
             })?
             .map_err(failed)?;
         self.asked.served();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::core::duration::rounded;
 use crate::core::error::{Result, config_error, no_connection};
 use crate::core::url::Url;
 
@@ -87,7 +88,11 @@ pub(crate) async fn first_to_answer<T>(
     let connected = tokio::time::timeout(limit - limit / 20, connecting).await;
     connected.unwrap_or_else(|_| {
         let hosts: Vec<String> = hosts.iter().map(Host::to_string).collect();
-        let message = format!("no answer from {} within {limit:?}", hosts.join(", "));
+        let message = format!(
+            "no answer from {} within {}",
+            hosts.join(", "),
+            rounded(limit)
+        );
         Err(no_connection(message))
     })
 }

@@ -26,6 +26,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::core::duration::rounded;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result, no_connection};
 
@@ -244,7 +245,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         tokio::spawn(async move {
             let connected = tokio::time::timeout(limit, connecting).await;
             let connected = connected.unwrap_or_else(|_| {
-                let message = format!("no connection to {server} within {limit:?}");
+                let message = format!("no connection to {server} within {}", rounded(limit));
                 Err(no_connection(message))
             });
             let linked = connected.map(|connection| Link {
@@ -335,7 +336,7 @@ pub(crate) async fn timed<T>(
     request: impl Future<Output = T>,
 ) -> Result<T> {
     tokio::time::timeout(timeout, request).await.map_err(|_| {
-        let message = format!("no answer within {timeout:?}");
+        let message = format!("no answer within {}", rounded(timeout));
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     })
 }
@@ -487,6 +488,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_full_server_is_asked_less_often_except_for_renewals() {
+        const SECOND: Duration = Duration::from_secs(1);
         let made = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&made);
         let links: PerRuntime<()> = PerRuntime::new(Duration::from_secs(5), move || {
@@ -497,16 +499,16 @@ mod tests {
         let minute = async |urgent: bool| {
             let (before, end) = (made.load(Ordering::Relaxed), Instant::now() + SECOND * 60);
             while Instant::now() < end {
-                let got = match urgent {
-                    true => links.get_urgently().await,
-                    false => links.get().await,
+                let got = if urgent {
+                    links.get_urgently().await
+                } else {
+                    links.get().await
                 };
                 assert_eq!(got.err().unwrap().message(), "full");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             made.load(Ordering::Relaxed) - before
         };
-        const SECOND: Duration = Duration::from_secs(1);
         let asked = minute(false).await;
         assert!((12..32).contains(&asked), "{asked} in the first minute");
         let asked = minute(true).await;

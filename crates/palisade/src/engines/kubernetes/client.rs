@@ -19,6 +19,7 @@ use super::error::{broken, not_greeted, not_kubernetes, refused};
 use super::kubeconfig::Target;
 use super::lease::{API, Clock, Lease, micros};
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, Result, config_error, no_connection, unreachable};
 use crate::engines::kit::replies::{LISTING, PAGES, REPLY, too_large};
 use crate::engines::kit::{Answer, Host, Link, PerRuntime, ask_http, http_client, timed};
@@ -222,7 +223,8 @@ impl Client {
                 StatusCode::TOO_MANY_REQUESTS => {
                     let pause = retry_after(&headers);
                     if pause >= until.remaining() {
-                        let message = format!("the API server accepts no requests for {pause:?}");
+                        let message =
+                            format!("the API server accepts no requests for {}", rounded(pause));
                         return Err(unreachable(operation, message));
                     }
                     tokio::time::sleep(pause).await;

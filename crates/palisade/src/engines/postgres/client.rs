@@ -326,9 +326,12 @@ fn numbers(operation: &'static str, rows: &[Row]) -> Result<Vec<i64>> {
 
 /// This runtime's connection; one that has ended is replaced before it is used.
 async fn living(links: &Sessions, urgent: bool) -> Result<Link<Arc<Session>>> {
-    let get = async || match urgent {
-        true => links.get_urgently().await,
-        false => links.get().await,
+    let get = async || {
+        if urgent {
+            links.get_urgently().await
+        } else {
+            links.get().await
+        }
     };
     let link = get().await?;
     if !link.connection.client().is_closed() {

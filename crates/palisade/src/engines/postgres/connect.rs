@@ -18,6 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connection::{Connection, Listener, Protocol, Socket};
 use super::error;
 use super::schema::first_cell;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, Result, config_error, no_connection};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls};
@@ -151,8 +152,9 @@ impl Server {
 
     fn too_slow(&self, at: usize) -> Error {
         let message = format!(
-            "{} does not answer within {:?}",
-            self.hosts[at], self.patience
+            "{} does not answer within {}",
+            self.hosts[at],
+            rounded(self.patience)
         );
         no_connection(message)
     }

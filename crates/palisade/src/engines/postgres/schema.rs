@@ -82,9 +82,10 @@ impl Schema {
 
     /// The command that prints what an owner must run; for a user who is no owner with the grants.
     pub(super) fn command(&self, grants: bool) -> String {
-        let schema = match *self == Self::default() {
-            true => String::new(),
-            false => format!(" --schema {}", self.0),
+        let schema = if *self == Self::default() {
+            String::new()
+        } else {
+            format!(" --schema {}", self.0)
         };
         let user = if grants { " --user USER" } else { "" };
         format!("`palisade schema postgres{schema}{user}`")

@@ -24,6 +24,7 @@ use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::limit::{Limit, Limited, Room};
 use super::notify::{PushReceiver, alarm_channel, wake_channel};
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, ErrorKind, Result, config_error};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
@@ -151,7 +152,8 @@ impl Server {
             }
             _ => {
                 let message = format!(
-                    "{host} did not answer to TLS within {waited:?}; is it a port for TLS?"
+                    "{host} did not answer to TLS within {}; is it a port for TLS?",
+                    rounded(waited)
                 );
                 Error::new(ErrorKind::Unreachable, "connect", message)
             }

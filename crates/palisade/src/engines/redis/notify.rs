@@ -252,12 +252,10 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
                 }
                 ends.notify_one();
             }
-            (PushKind::Invalidate, Some(Value::Array(keys))) => {
-                if keys.iter().filter(|key| included(key)).count() > 0 {
-                    changes.notify_one();
-                }
-            }
-            // All keys (a flush).
+            // All of them, so that the surveys hear of each.
+            (PushKind::Invalidate, Some(Value::Array(keys)))
+                if keys.iter().filter(|key| included(key)).count() == 0 => {}
+            // A key in scope, or all keys (a flush).
             (PushKind::Invalidate, _) => changes.notify_one(),
             _ => {}
         },

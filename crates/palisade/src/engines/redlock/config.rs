@@ -10,6 +10,7 @@ use super::RedlockEngine;
 use super::acquire::Waiting;
 use super::node::Node;
 use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
+use crate::core::duration::rounded;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Result, config_error};
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -109,7 +110,11 @@ impl Options {
         let max_ttl = url.take_duration("max_ttl")?.unwrap_or(MAX_TTL);
         let longest = Capability::FULL.ttl;
         if max_ttl < longest.min || max_ttl > longest.max {
-            let message = format!("max_ttl must be {:?} to {:?}", longest.min, longest.max);
+            let message = format!(
+                "max_ttl must be {} to {}",
+                rounded(longest.min),
+                rounded(longest.max)
+            );
             return Err(config_error(message));
         }
         let node_timeout = url.take_duration("node_timeout")?;

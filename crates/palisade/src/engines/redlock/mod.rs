@@ -35,6 +35,7 @@ use self::node::Node;
 use crate::core::capability::Capability;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::engine::{BoxFuture, Engine};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::Ticket;

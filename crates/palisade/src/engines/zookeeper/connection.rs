@@ -20,6 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use super::proto::{Greeted, greeting, log_in};
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, ErrorKind, Result, config_error, no_connection};
 use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours, why};
 
@@ -133,7 +134,7 @@ impl Endpoints {
                     return Ok(connection);
                 }
                 Ok(Err(error)) => error,
-                Err(_) => no_connection(format!("{host} did not answer within {limit:?}")),
+                Err(_) => no_connection(format!("{host} did not answer within {}", rounded(limit))),
             };
             // An error that needs a fix by the user takes precedence over a transient one.
             if refused.as_ref().is_none_or(Error::is_transient) {

@@ -2,6 +2,7 @@
 
 use super::proto::{Refused, code};
 use super::session::Failure;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, ErrorKind};
 use crate::engines::kit::replies::too_large;
 
@@ -14,7 +15,7 @@ pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
             Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
         }
         Failure::Late(within) => {
-            let message = format!("no answer within {within:?}");
+            let message = format!("no answer within {}", rounded(within));
             Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
         }
         Failure::TooLarge(most) => too_large(operation, "ZooKeeper", most).maybe_applied(),

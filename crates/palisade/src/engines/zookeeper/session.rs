@@ -23,6 +23,7 @@ use super::proto::{Answer, Request};
 use super::thread::Thread;
 use super::watches::{Watched, Watches};
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::engine::Alarm;
 use crate::core::error::{Error, Result, no_connection};
 use crate::core::ticket::{LeaseId, LeaseStart};
@@ -244,7 +245,8 @@ impl Session {
             Ok(Ok(opened)) => opened,
             Ok(Err(_)) => Err(no_connection("the attempt to connect was given up")),
             Err(_) => Err(no_connection(format!(
-                "no connection to the ensemble within {limit:?}"
+                "no connection to the ensemble within {}",
+                rounded(limit)
             ))),
         }
     }

@@ -27,6 +27,7 @@ use super::owner_record::{Fresh, record_fresh};
 use super::session::{Blanks, Session};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::engine::{Alarm, Place};
 use crate::core::error::{Error, ErrorKind, Result, no_connection};
 use crate::core::url::Settings;
@@ -202,7 +203,7 @@ impl Registry {
         let limit = self.connect_timeout;
         let connected = tokio::time::timeout(limit, self.connector.connect()).await;
         let connected = connected.unwrap_or_else(|_| {
-            let message = format!("no connection within {limit:?}");
+            let message = format!("no connection within {}", rounded(limit));
             Err(no_connection(message))
         });
         let mut refused = self.refused.lock();

@@ -29,7 +29,7 @@ use crate::supervise::{End, supervise};
 use crate::sys::Withheld;
 use crate::terminal;
 use crate::verbs::look;
-use crate::view::{LineView, shown};
+use crate::view::{ClaimView, LineView, shown};
 use crate::waiting::{NOTICE_AFTER, Stalls};
 
 /// A shorter ttl leaves no time to end a child between a missed renewal and the end of the lease.

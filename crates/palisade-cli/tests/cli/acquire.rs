@@ -541,7 +541,7 @@ fn a_lost_lock_is_told_where_the_stderr_of_the_script_goes() {
 fn a_lost_lock_is_told_to_sockets_terminals_and_programs() {
     let store = Store::new();
     let text = "palisade acquire -q x; echo; exec sleep 60";
-    let (ours, its) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (ours, its) = UnixStream::pair().unwrap();
     let mut command = script(&store, "sh", text);
     command.stderr(std::os::fd::OwnedFd::from(its));
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();

@@ -26,11 +26,7 @@ async fn a_crowd_of_holders_and_waiters_fits_into_the_agents_default() {
     for number in 0..50 {
         let client = palisade::connect(&format!("{}?ttl=3s", running.url())).await;
         let client = client.unwrap();
-        let hold = client
-            .mutex(&format!("lock-{number}"))
-            .lock()
-            .await
-            .unwrap();
+        let hold = client.mutex(format!("lock-{number}")).lock().await.unwrap();
         holders.push((client, hold));
     }
     let mut waiters = tokio::task::JoinSet::new();

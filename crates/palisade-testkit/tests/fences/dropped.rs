@@ -12,6 +12,10 @@ use tokio::runtime::Runtime;
 fn a_dropped_write_is_not_started(fences: &[SharedFence], occupied: impl FnOnce()) {
     let name = Name::new("stock").unwrap();
     let runtime = Runtime::new().unwrap();
+    #[expect(
+        clippy::async_yields_async,
+        reason = "it is awaited once the turn is free"
+    )]
     let newer = runtime.block_on(async {
         for fence in fences {
             let write = fence.write(&name, 5.into(), b"dropped".into());

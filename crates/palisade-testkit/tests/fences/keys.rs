@@ -354,11 +354,9 @@ fn what_is_one_key_in_sqlite_has_one_mark() {
             };
             if earlier {
                 connection.execute_batch(EARLIER_SQLITE).unwrap();
-                let delete = format!(
-                    "INSERT INTO stock_fence (resource, fence) \
-                     SELECT CAST(id AS TEXT), 100 FROM stock; DELETE FROM stock"
-                );
-                for sql in [insert(one, 5), delete] {
+                let delete = "INSERT INTO stock_fence (resource, fence) \
+                              SELECT CAST(id AS TEXT), 100 FROM stock; DELETE FROM stock";
+                for sql in [insert(one, 5), delete.to_owned()] {
                     assert_eq!(
                         try_sqlite(&mut connection, &sql, None),
                         Did::Write,

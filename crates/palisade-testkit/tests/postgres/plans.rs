@@ -187,9 +187,10 @@ async fn nothing_is_compiled() {
     }
     for options in ["?layout=shedlock&schema=today", "?schema=today"] {
         let engine = url(&lab.pooler, 1) + options;
-        let engine = match options.contains("layout") {
-            true => engine,
-            false => engine.replacen("postgres:", "postgres+advisory:", 1),
+        let engine = if options.contains("layout") {
+            engine
+        } else {
+            engine.replacen("postgres:", "postgres+advisory:", 1)
         };
         lab.psql.ask("SELECT pg_stat_statements_reset();");
         let client = connect(&format!("{engine}&ttl=2s")).await;

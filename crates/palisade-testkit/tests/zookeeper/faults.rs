@@ -59,7 +59,7 @@ async fn lost_to_a_hanging_leader(running: &Running, ttl: Duration) -> (usize, D
     let mut holds = Vec::new();
     for number in 0..8 {
         let client = connected(running).await;
-        let mutex = client.mutex(&format!("kept-{number}")).ttl(ttl);
+        let mutex = client.mutex(format!("kept-{number}")).ttl(ttl);
         let hold = mutex.lock().await.unwrap();
         // Their renewals are spread over the time between two.
         tokio::time::sleep(ttl / 24).await;

@@ -152,14 +152,16 @@ fn read(store: &Store, home: &Home, name: &str, group: &mut [Sitting], changed: 
     let seats = &state.line.seats;
     // One search for each would be quadratic.
     let many = group.len() > 8;
-    let by_id: HashMap<ClaimId, u64> = match many {
-        true => seats.iter().map(|seat| (seat.id, seat.sequence)).collect(),
-        false => HashMap::new(),
+    let by_id: HashMap<ClaimId, u64> = if many {
+        seats.iter().map(|seat| (seat.id, seat.sequence)).collect()
+    } else {
+        HashMap::new()
     };
     for one in group.iter_mut().filter(unsure) {
-        let sequence = match many {
-            true => by_id.get(&one.claim).copied(),
-            false => state.line.seat(one.claim).map(|seat| seat.sequence),
+        let sequence = if many {
+            by_id.get(&one.claim).copied()
+        } else {
+            state.line.seat(one.claim).map(|seat| seat.sequence)
         };
         one.seen = seen;
         one.found = sequence.map_or(Presence::TakenOut, |sequence| {

@@ -168,9 +168,10 @@ impl Ceilings {
         let (first, second) = (slot(0), slot(SLOT));
         let highest = first.max(second).ok_or_else(|| unreadable(dir))?;
         let synced = slot(SYNCED).filter(|synced| [first, second].contains(&Some(*synced)));
-        let free = match first == Some(synced.unwrap_or(highest)) {
-            true => SLOT,
-            false => 0,
+        let free = if first == Some(synced.unwrap_or(highest)) {
+            SLOT
+        } else {
+            0
         };
         Ok(Self {
             highest,

@@ -15,7 +15,6 @@ use super::node::{Doubt, Node, Retracted};
 use super::{Redlock, no_answer};
 use crate::core::claim::{Ask, Claim, ClaimId};
 use crate::core::clock::{BootTime, unix_time};
-use crate::core::duration::rounded;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::line::capacity_mismatch;

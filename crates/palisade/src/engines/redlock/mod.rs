@@ -201,7 +201,7 @@ impl Redlock {
 
 /// The error for a server that has not answered.
 fn no_answer(operation: &'static str, limit: Duration) -> Error {
-    let message = format!("no answer within {limit:.0?}");
+    let message = format!("no answer within {}", rounded(limit));
     Error::new(ErrorKind::Unreachable, operation, message)
 }
 

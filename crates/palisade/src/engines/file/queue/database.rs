@@ -310,7 +310,7 @@ impl Opened {
     /// Whether to look after it now: every now and then.
     pub(super) fn is_nth_change(&self) -> bool {
         self.changes.set(self.changes.get() + 1);
-        self.changes.get() % 256 == 0
+        self.changes.get().is_multiple_of(256)
     }
 
     /// Rolls back an open transaction.

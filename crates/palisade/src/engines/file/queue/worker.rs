@@ -181,11 +181,13 @@ fn attempt(
     until: BootTime,
     requests: &mut Vec<Box<dyn Request>>,
 ) -> Result<()> {
-    let pushes = |request: &Box<dyn Request>| request.operation() == "push";
-    if requests.iter().any(pushes)
+    let pushes = |request: &dyn Request| request.operation() == "push";
+    if requests.iter().any(|request| pushes(&**request))
         && let Err(error) = room::keep(store, database, "push")
     {
-        let (refused, rest) = std::mem::take(requests).into_iter().partition(pushes);
+        let (refused, rest) = std::mem::take(requests)
+            .into_iter()
+            .partition(|request| pushes(&**request));
         *requests = rest;
         let refused: Vec<Box<dyn Request>> = refused;
         for request in refused {
@@ -199,12 +201,14 @@ fn attempt(
     let shorten = |database: &Opened| room::shorten(store, database);
     for remedy in [&shorten as &dyn Fn(&Opened) -> bool, &room::give_up] {
         let full = committed.as_ref().is_err_and(is_full);
-        let failed = |request: &Box<dyn Request>| full || request.found_full();
-        if !requests.iter().any(failed) || !remedy(database) {
+        let failed = |request: &dyn Request| full || request.found_full();
+        if !requests.iter().any(|request| failed(&**request)) || !remedy(database) {
             continue;
         }
         // What was done is done; only what failed runs again.
-        let (failed, over) = std::mem::take(requests).into_iter().partition(failed);
+        let (failed, over) = std::mem::take(requests)
+            .into_iter()
+            .partition(|request| failed(&**request));
         *requests = failed;
         let over: Vec<Box<dyn Request>> = over;
         for request in over {
@@ -212,7 +216,7 @@ fn attempt(
         }
         committed = transact(store, database, until, requests);
         // The space that is given up is not for more messages.
-        if requests.iter().any(pushes) {
+        if requests.iter().any(|request| pushes(&**request)) {
             break;
         }
     }

@@ -4,7 +4,8 @@
     python worker.py shop.db          # as many as you like
 
 A lock for each order keeps two workers from charging it at once. It can't stop one that is paused
-past its lease, so the table compares the fencing token in the statement that writes.
+past its lease, so the table compares the fencing token in the statement that writes. A worker takes
+an order before it reads it: after that no older holder can write, and what it reads stays true.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ def charge_card(order: int, seconds: float) -> None:
     time.sleep(seconds)
 
 
+def take(db: sqlite3.Connection, order: int, token: int) -> int | None:
+    """Raises the order's fence, then reads its charges; None if a newer holder has taken it."""
+    with db:
+        db.execute("UPDATE orders SET fence = ? WHERE id = ? AND fence < ?", (token, order, token))
+        row = db.execute("SELECT charges FROM orders WHERE id = ? AND fence = ?", (order, token)).fetchone()
+    return None if row is None else row[0]
+
+
 def record(db: sqlite3.Connection, order: int, token: int) -> bool:
-    """Records the charge; returns False if a newer holder has written before."""
+    """Records the charge; returns False if a newer holder has taken the order."""
     with db:
         changed = db.execute(
-            "UPDATE orders SET charges = charges + 1, fence = ? WHERE id = ? AND fence < ?",
-            (token, order, token),
+            "UPDATE orders SET charges = charges + 1 WHERE id = ? AND fence = ?", (order, token)
         )
     return changed.rowcount == 1
 
@@ -43,7 +51,7 @@ def work(client: palisade.Client, db: sqlite3.Connection, seconds: float) -> Non
         for order in orders:
             try:
                 with client.lock(f"orders/{order}", wait=0.1) as hold:
-                    if order not in open_orders(db):
+                    if take(db, order, hold.token) != 0:
                         continue
                     print(f"charging {order}", flush=True)
                     charge_card(order, seconds)

@@ -59,6 +59,22 @@ def test_a_worker_that_was_stopped_is_refused_by_the_table(gateway: Gateway, tmp
     assert db.execute("SELECT charges FROM orders").fetchone() == (1,)
 
 
+def test_a_late_write_beside_one_that_has_read_is_refused(gateway: Gateway, tmp_path: Path) -> None:
+    db = orders(tmp_path / "shop.db", 1)
+    first = start(gateway, tmp_path / "shop.db", "--ttl", "1", "--takes", "0.2")
+    assert first.stdout is not None and first.stdout.readline() == "charging 1\n"
+    first.send_signal(signal.SIGSTOP)
+    second = start(gateway, tmp_path / "shop.db", "--takes", "2")
+    try:
+        # It has read the order, and has not written yet.
+        assert second.stdout is not None and second.stdout.readline() == "charging 1\n"
+    finally:
+        first.send_signal(signal.SIGCONT)
+    assert said(first) == ["refused 1"]
+    assert said(second) == ["charged 1"]
+    assert db.execute("SELECT charges FROM orders").fetchone() == (1,)
+
+
 def test_the_lines_of_the_readme_run(gateway: Gateway) -> None:
     text = (PYTHON / "README.md").read_text()
     block = text.split("```python\n")[1].split("```")[0]

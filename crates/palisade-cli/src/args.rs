@@ -5,12 +5,11 @@ use std::ffi::{OsStr, OsString};
 use std::sync::OnceLock;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::error::{ContextKind, ContextValue};
-use clap::{Args as _, CommandFactory, FromArgMatches, Parser};
-use palisade::command::nearest;
+use clap::{Args as _, FromArgMatches, Parser};
 
 use crate::exit::Failure;
 use crate::print::Printer;
+use crate::tips::{in_words, with_suggestion};
 use crate::verbs::Verb;
 use crate::view::{shorten, shown};
 
@@ -41,15 +40,24 @@ pub(crate) struct Args {
     pub(crate) verb: Verb,
 }
 
+/// The heading of the options of every verb, after the verb's own.
+const GLOBAL: &str = "Global options";
+
 /// What every verb takes, before or after its name.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
     /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then the config
     /// file's, then file:]
-    #[arg(long, alias = "engine-url", global = true, value_name = "URL")]
+    #[arg(
+        long,
+        alias = "engine-url",
+        global = true,
+        value_name = "URL",
+        help_heading = GLOBAL
+    )]
     pub(crate) url: Option<String>,
     /// Print JSON: documents on stdout, errors on stderr
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub(crate) json: bool,
 }
 
@@ -75,8 +83,12 @@ impl Args {
         if let Some(args) = Self::read_one_verb(arguments().to_vec()) {
             return Ok(args);
         }
-        Self::try_parse_from(arguments())
-            .map_err(|error| refuse(Failure::Arguments(with_suggestion(error))))
+        Self::try_parse_from(arguments()).or_else(|error| {
+            let again = dashed_name(arguments()).map(Self::try_parse_from);
+            again
+                .unwrap_or(Err(error))
+                .map_err(|error| refuse(Failure::Arguments(with_suggestion(error))))
+        })
     }
 }
 
@@ -107,7 +119,7 @@ pub(crate) fn arguments() -> &'static [OsString] {
 }
 
 /// The arguments before `--`, which are palisade's own and not the command's.
-fn own_arguments() -> impl Iterator<Item = OsString> {
+pub(crate) fn own_arguments() -> impl Iterator<Item = OsString> {
     let all = arguments().iter().skip(1).cloned();
     all.take_while(|arg| arg != OsStr::new("--"))
 }
@@ -126,7 +138,7 @@ fn asks_for_json(mut args: impl Iterator<Item = OsString>) -> bool {
 /// clap's message made safe to print: a URL among the arguments may hold a secret, and any
 /// argument may be long or contain terminal control characters.
 pub(crate) fn explain(text: &str) -> String {
-    let mut text = text.replacen("error:", "palisade:", 1);
+    let mut text = in_words(&text.replacen("error:", "palisade:", 1));
     for arg in own_arguments() {
         let arg = arg.to_string_lossy();
         // clap may quote a value without its flag.
@@ -144,76 +156,55 @@ pub(crate) fn explain(text: &str) -> String {
     text
 }
 
-/// Adds a suggestion that clap can't make.
-fn with_suggestion(mut error: clap::Error) -> clap::Error {
-    if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
-        && let Some(tip) = tip(argument, own_arguments())
-    {
-        let tip = ContextValue::StyledStrs(vec![tip.into()]);
-        error.insert(ContextKind::Suggested, tip);
-        return error;
-    }
-    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
-        return error;
-    };
-    if error.get(ContextKind::SuggestedSubcommand).is_none()
-        && let Some(meant) = meant_verb(word, own_arguments())
-    {
-        let meant = ContextValue::Strings(vec![meant]);
-        error.insert(ContextKind::SuggestedSubcommand, meant);
-    }
-    error
+/// A value parser for the name of a verb that runs a command; see [`dashed_name`].
+pub(crate) fn parse_name(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.strip_prefix(DASHED).unwrap_or(text).to_owned())
 }
 
-/// A hint for an unknown argument of a verb that runs a command: it may belong to the command, or
-/// be a flag of flock.
-fn tip(argument: &str, mut args: impl Iterator<Item = OsString>) -> Option<String> {
-    let runs = ["run", "elect", "acquire", "queue"];
-    let mut verb = args.find_map(|arg| runs.into_iter().find(|verb| arg == OsStr::new(verb)))?;
-    if verb == "queue" {
-        args.find(|arg| arg == OsStr::new("work"))?;
-        verb = "queue work";
+/// In front of a name, it keeps clap from taking it for an option. No argument contains it.
+const DASHED: char = '\0';
+
+/// `run -- -x -- CMD`, in which `-x` is the name, as clap can read it: for clap everything after the
+/// first `--` is the command. Only a name that starts with a dash is looked for there, because no
+/// command does: a name that was forgotten must not be made up from a command.
+fn dashed_name(args: &[OsString]) -> Option<Vec<OsString>> {
+    let words = words(args.iter().skip(1).cloned());
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let end = args.iter().position(|arg| arg == "--")?;
+    let name = args.get(end + 1).filter(|name| {
+        let bytes = name.as_encoded_bytes();
+        bytes.starts_with(b"-") && bytes != b"--"
+    })?;
+    let behind = &args[end + 2..];
+    let commanded = behind.first().is_some_and(|next| next == "--");
+    match words[..] {
+        ["run", ..] | ["queue", "work", ..] if commanded => {}
+        ["elect", ..] if commanded || behind.is_empty() => {}
+        _ => return None,
     }
-    let flag = match argument {
-        word if word.starts_with('-') && verb == "queue work" => return None,
-        "-n" | "--nb" | "--nonblock" => "use --no-wait to end at once when the lock is held",
-        "-w" | "--timeout" => "use --wait with a unit, as in --wait 10s",
-        "-s" => "use --shared to share the lock with other --shared holders",
-        "-x" | "-e" | "--exclusive" => "omit it: a lock is exclusive unless --shared is given",
-        "-c" | "--command" => "write the command after --, as in -- sh -c 'COMMAND'",
-        word if word.starts_with('-') => return None,
-        _ if verb == "acquire" => return None,
-        _ => {
-            return Some(format!(
-                "write the command after --, as in palisade {verb} NAME -- CMD"
-            ));
+    let mut marked = OsString::from(DASHED.to_string());
+    marked.push(name);
+    Some([&args[..end], &[marked], behind].concat())
+}
+
+/// The words before `--` that are neither options nor the value of `--url`: the verb is the first.
+pub(crate) fn words(args: impl Iterator<Item = OsString>) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut args = args.take_while(|arg| arg != "--");
+    while let Some(arg) = args.next() {
+        match &*arg.to_string_lossy() {
+            "--url" | "--engine-url" => drop(args.next()),
+            option if option.starts_with('-') => {}
+            word => words.push(word.to_owned()),
         }
-    };
-    Some(flag.to_owned())
-}
-
-/// The verb nearest to `word`, or the nearest part of the verb that precedes it in `args`.
-fn meant_verb(word: &str, args: impl Iterator<Item = OsString>) -> Option<String> {
-    let letters = |word: &str| {
-        let mut letters: Vec<char> = word.chars().collect();
-        letters.sort_unstable();
-        letters
-    };
-    let verbs = Args::command();
-    let mut before = args.take_while(|arg| arg != OsStr::new(word));
-    let verb = before.find_map(|arg| verbs.find_subcommand(&arg));
-    let names = || {
-        let among = verb.unwrap_or(&verbs);
-        among.get_subcommands().map(clap::Command::get_name)
-    };
-    let swapped = names().find(|name| letters(name) == letters(word));
-    swapped
-        .or_else(|| nearest(word, names()))
-        .map(str::to_owned)
+    }
+    words
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
@@ -254,15 +245,34 @@ mod tests {
     }
 
     #[test]
-    fn swapped_letters_are_seen_through() {
-        let meant = |words: &[&str]| {
-            let args = words.iter().map(OsString::from);
-            meant_verb(words.last().unwrap(), args)
+    fn a_name_that_starts_with_a_dash_is_behind_the_dashes() {
+        let parsed = |line: &str| {
+            let args: Vec<_> = line.split(' ').map(OsString::from).collect();
+            let again = dashed_name(&args)?;
+            Some(format!("{:?}", Args::try_parse_from(again).unwrap().verb))
         };
-        assert_eq!(meant(&["rnu"]).as_deref(), Some("run"));
-        assert_eq!(meant(&["--json", "sl"]).as_deref(), Some("ls"));
-        assert_eq!(meant(&["juggle"]), None);
-        assert_eq!(meant(&["config", "apth"]).as_deref(), Some("path"));
-        assert_eq!(meant(&["config", "sl"]), None);
+        for line in [
+            "palisade run --shared -- -x -- true",
+            "palisade elect -- -x -- true",
+            "palisade elect -- -x",
+            "palisade queue work --drain -- --url -- true",
+        ] {
+            let parsed = parsed(line).expect(line);
+            let name = if line.contains("-x") { "-x" } else { "--url" };
+            assert!(parsed.contains(&format!("name: {name:?}")), "{parsed}");
+            assert_eq!(parsed.contains("[\"true\"]"), line.ends_with("true"));
+        }
+        for line in [
+            "palisade run -- ./a -- b",
+            "palisade elect -- ./scheduler",
+            "palisade run -- -x",
+            "palisade run -- -x true",
+            "palisade run --",
+            "palisade run -- -- true",
+            "palisade queue push -- -x -- true",
+            "palisade show -- -x",
+        ] {
+            assert_eq!(parsed(line), None, "{line}");
+        }
     }
 }

@@ -236,7 +236,11 @@ fn not_started(program: &OsStr, errno: i32) -> Failure {
         format!("can't be executed: {error}")
     };
     Failure::Command {
-        message: format!("{}: {why}", shown.escape_debug()),
+        message: if program.is_empty() {
+            "the command is empty".to_owned()
+        } else {
+            format!("{}: {why}", shown.escape_debug())
+        },
         missing,
     }
 }

@@ -129,6 +129,10 @@ impl Target {
 pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
     let url = Url::parse(url)?;
     Ok(match url.scheme.as_str() {
+        "file" if url.path.is_empty() => match palisade::command::locate(&url) {
+            Ok(directory) => format!("file:{}", directory.display()),
+            Err(_) => url.shown(),
+        },
         scheme @ ("file" | "http+unix") => format!("{scheme}:{}", url.path),
         scheme if palisade::command::schemes().contains(&scheme) => url.shown(),
         // An unknown scheme may be a secret that was pasted by mistake.

@@ -153,6 +153,10 @@ impl fmt::Display for Failure {
         match self {
             Self::Library(error) => f.write_str(&told(error)),
             Self::Arguments(error) => {
+                if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                {
+                    return f.write_str("no verb is given; --help lists them");
+                }
                 // The paragraphs that describe the error, as one line.
                 let text = explain(&error.to_string());
                 let text = text.trim_start_matches("palisade: ");

@@ -8,18 +8,19 @@ use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use palisade::command::rounded;
 use palisade::engine::Ask;
 use palisade::events;
-use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request};
+use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request, Token};
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::child::{Child, Start};
 use crate::connect::{Target, Tries};
 use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{Guardian, Terms, grace};
-use crate::holder::owners_above;
 use crate::lineage;
 use crate::print::{self, Printer};
 use crate::signals::{Event, Signals, endings};
@@ -29,18 +30,19 @@ use crate::sys::Withheld;
 use crate::terminal;
 use crate::verbs::look;
 use crate::view::{ClaimView, LineView, shown};
+use crate::waiting::{NOTICE_AFTER, Stalls};
 
 /// A shorter ttl leaves no time to end a child between a missed renewal and the end of the lease.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
-/// Shorter waits are not worth a line on stderr.
-const NOTICE_AFTER: Duration = Duration::from_millis(100);
-
-/// The pause before asking again who holds the lock, if the engine did not answer.
-const NOTICE_AGAIN: Duration = Duration::from_secs(1);
-
 /// Within this time after the guardian has killed a command, the hold is lost and its reason known.
 const KNOWN_SOON: Duration = Duration::from_millis(250);
+
+/// Longer than any job lasts: no time that is this far away overflows.
+const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// How long a message waits for the name of a holder.
+const GLANCE: Duration = Duration::from_millis(500);
 
 /// An engine that does not answer must not keep an interrupted palisade from ending; what could not
 /// be released ends with its ttl.
@@ -96,6 +98,8 @@ pub(crate) struct Connected {
     spans: Spans,
     /// The span of the first wait, which began before it was connected.
     waiting: Option<Open>,
+    /// What it waits for besides its turn.
+    stalled: watch::Receiver<Option<Error>>,
 }
 
 /// A job that has its lock.
@@ -159,8 +163,10 @@ impl Job {
         }
     }
 
-    /// The client for this job: if the job is an agent, the client says so and reports deadlocks.
-    fn on(&self, client: Client) -> Client {
+    /// The client for this job: it tells `stalls` what the job waits for besides its turn. If the job
+    /// is an agent, the client says so and reports deadlocks.
+    fn on(&self, client: Client, stalls: Stalls) -> Client {
+        let client = client.observed_by(stalls);
         let Some(agent) = self.agent else {
             return client;
         };
@@ -178,36 +184,6 @@ impl Job {
     /// The ttl of its hold.
     pub(crate) fn ttl_on(&self, client: &Client) -> Duration {
         self.ttl.unwrap_or_else(|| client.ttl())
-    }
-
-    /// Reports who holds the lock if the wait takes long; returns if the wait would never end.
-    async fn watch_the_wait(&self, client: &Client, patience: Patience) -> Failure {
-        let mut told = self.quiet;
-        tokio::time::sleep(NOTICE_AFTER).await;
-        let mut ancestors = lineage::owners();
-        ancestors.extend(owners_above().await);
-        if patience == Patience::NoWait {
-            ancestors.clear();
-        }
-        while !told || !ancestors.is_empty() {
-            let line = look(client, &self.name).await;
-            let found = line.is_ok();
-            let line = line.ok().flatten();
-            let futile = line
-                .as_ref()
-                .and_then(|line| self.futile(line, &ancestors, true));
-            if let Some(futile) = futile {
-                return futile;
-            }
-            if !std::mem::replace(&mut told, true) {
-                self.say_waiting(&line.map_or_else(Vec::new, |line| line.holders));
-            }
-            if found {
-                break;
-            }
-            tokio::time::sleep(NOTICE_AGAIN).await;
-        }
-        std::future::pending().await
     }
 
     /// Acquires, unless an ancestor of this process holds the lock: that wait would never end. If
@@ -232,7 +208,12 @@ impl Job {
     }
 
     /// The failure if an ancestor of this process holds the lock, so that waiting would never end.
-    fn futile(&self, line: &LineView, ancestors: &[String], waits: bool) -> Option<Failure> {
+    pub(crate) fn futile(
+        &self,
+        line: &LineView,
+        ancestors: &[String],
+        waits: bool,
+    ) -> Option<Failure> {
         let ancestor = lineage::in_the_way(line, self.ask, ancestors, waits)?;
         let name = shown(self.name.as_str());
         Some(Failure::Nested(format!(
@@ -255,47 +236,56 @@ impl Job {
     pub(crate) fn lost(&self, hold: Hold, reason: LossReason, behind: Option<String>) -> String {
         let token = hold.token();
         drop(hold);
-        self.event(
-            || json!({"event": "lost", "name": self.name.as_str(), "reason": reason.code()}),
-        );
+        if let Some(event) = self.lost_event(reason) {
+            self.printer.event(event, || None);
+        }
+        let mut lost = self.loss(token, reason, behind);
+        if !self.command.is_empty() {
+            lost.push_str("; the command was ended");
+        }
+        lost
+    }
+
+    /// A loss as an event, for programs; people read the message of the failure.
+    pub(crate) fn lost_event(&self, reason: LossReason) -> Option<serde_json::Value> {
+        let event =
+            || json!({"event": "lost", "name": self.name.as_str(), "reason": reason.code()});
+        (self.printer.json && !self.quiet).then(event)
+    }
+
+    /// A loss, as people read it.
+    pub(crate) fn loss(&self, token: Token, reason: LossReason, behind: Option<String>) -> String {
         let why = match reason {
             LossReason::Expired => "its lease was not renewed in time",
             LossReason::Evicted => "an operator evicted it",
             _ => "it was taken away",
         };
         let behind = behind.map_or_else(String::new, |behind| format!(" ({behind})"));
-        let then = if self.command.is_empty() {
-            ""
-        } else {
-            "; the command was ended"
-        };
         let name = shown(self.name.as_str());
-        format!("lost {name} (token {token}): {why}{behind}{then}")
+        format!("lost {name} (token {token}): {why}{behind}")
     }
 
-    fn complain(&self, error: &Error) {
+    /// Who holds the lock now, as far as the engine tells soon.
+    async fn held_now(&self, client: &Client) -> Option<String> {
         if self.quiet {
-            return;
+            return None;
         }
-        let message = told(error);
-        self.printer.event(
-            json!({"event": "unreachable", "name": self.name.as_str(), "message": message}),
-            || Some(format!("waiting for the engine: {message}")),
-        );
+        let line = tokio::time::timeout(GLANCE, look(client, &self.name)).await;
+        held_by(&line.ok()?.ok()??.holders)
     }
 
-    fn say_waiting(&self, holders: &[ClaimView]) {
-        let event = json!({"event": "waiting", "name": self.name.as_str(), "holders": holders});
-        self.printer.event(event, || {
-            let held = holders.first().map(|first| format!(", held by {first}"));
-            let more = Some(holders.len()).filter(|count| *count > 1);
-            let more = more.map(|count| format!(" and {} more", count - 1));
-            let (held, more) = (held.unwrap_or_default(), more.unwrap_or_default());
-            Some(format!(
-                "waiting for {}{held}{more}",
-                shown(self.name.as_str())
-            ))
-        });
+    /// What is wrong with the engine, as a request to it shows within this time.
+    pub(crate) async fn trouble(&self, client: &Client, within: Duration) -> Option<String> {
+        match tokio::time::timeout(within, look(client, &self.name)).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(failure)) => Some(failure.to_string()),
+            Err(_) => Some("the engine does not answer".to_owned()),
+        }
+    }
+
+    /// When a lock that was acquired then may be released.
+    pub(crate) fn not_before(&self, since: Instant) -> Instant {
+        since + self.at_least.min(AGES)
     }
 
     /// Reports that the engine uses another ttl than requested.
@@ -316,7 +306,10 @@ impl Job {
         let step = client.capability().ttl.step;
         self.printer.event(event, || {
             Some(format!(
-                "the ttl is {kept:?} and not {asked:?}: this engine counts in steps of {step:?}"
+                "the ttl is {} and not {}: this engine counts in steps of {}",
+                rounded(kept),
+                rounded(asked),
+                rounded(step)
             ))
         });
         Ok(())
@@ -352,7 +345,8 @@ impl Prepared {
             }
         };
         job.say_rounded(&client)?;
-        let client = job.on(client);
+        let (stalls, stalled) = Stalls::of(&job.name);
+        let client = job.on(client, stalls);
         Ok(Connected {
             job,
             client,
@@ -361,6 +355,7 @@ impl Prepared {
             left: self.tries.left(),
             spans,
             waiting: Some(waiting),
+            stalled,
         })
     }
 }
@@ -394,7 +389,7 @@ impl Connected {
             biased;
             signal = self.signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
             acquired = job.acquire(client, self.left) => acquired?,
-            futile = job.watch_the_wait(client, self.left) => return Err(futile),
+            futile = job.watch_the_wait(client, self.left, self.stalled.clone()) => return Err(futile),
         };
         match acquired {
             Ok(Some(hold)) => {
@@ -412,12 +407,15 @@ impl Connected {
             }
             Ok(None) => {
                 let name = shown(job.name.as_str());
-                Err(job.not_acquired(match job.patience {
-                    Patience::For(wait) => {
+                let held = job.held_now(client).await;
+                Err(job.not_acquired(match (job.patience, held) {
+                    (Patience::For(wait), held) => {
                         let wait = humantime::format_duration(wait);
-                        format!("{name} was not free within {wait}")
+                        let held = held.map_or_else(String::new, |held| format!("; it is {held}"));
+                        format!("{name} was not free within {wait}{held}")
                     }
-                    _ => format!("{name} is held by someone else"),
+                    (_, Some(held)) => format!("{name} is {held}"),
+                    (_, None) => format!("{name} is held by someone else"),
                 }))
             }
             Err(error) if error.kind() == ErrorKind::Deadlock => Err(Failure::Deadlock {
@@ -491,12 +489,7 @@ impl Connected {
         if reason != LossReason::Expired || loss.is_some() {
             return None;
         }
-        let asked = tokio::time::timeout(FAREWELL, look(&self.client, &self.job.name)).await;
-        match asked {
-            Ok(Ok(_)) => None,
-            Ok(Err(failure)) => Some(failure.to_string()),
-            Err(_) => Some("the engine does not answer".to_owned()),
-        }
+        self.job.trouble(&self.client, FAREWELL).await
     }
 
     /// Keeps the lock until then. A signal cuts it short.
@@ -561,7 +554,7 @@ impl Ended<'_> {
                 span.exited(code);
                 // Gone, with its command, before the lock is.
                 connected.guardian = None;
-                let until = since + connected.job.at_least;
+                let until = connected.job.not_before(since);
                 connected.keep_until(until, code, &hold).await
             }
             end => end,
@@ -597,6 +590,14 @@ impl Ended<'_> {
         job.event(|| json!({"event": "released", "name": job.name.as_str(), "code": code}));
         verdict
     }
+}
+
+/// `held by OWNER … and 2 more`.
+pub(crate) fn held_by(holders: &[ClaimView]) -> Option<String> {
+    let first = holders.first()?;
+    let more = Some(holders.len() - 1).filter(|more| *more > 0);
+    let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
+    Some(format!("held by {first}{more}"))
 }
 
 /// Refuses a ttl that leaves no time to end a command.

@@ -27,9 +27,11 @@ mod supervise;
 mod sys;
 mod table;
 mod terminal;
+mod tips;
 mod traces;
 mod verbs;
 mod view;
+mod waiting;
 mod worker;
 
 use std::process::ExitCode;

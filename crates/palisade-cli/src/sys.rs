@@ -264,13 +264,15 @@ pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>)
 }
 
 /// Closes the files that this process inherited for the command: those that an `exec` does not
-/// close. The standard streams become `/dev/null`.
-pub(crate) fn let_go_of_inherited_files() {
+/// close. The standard streams become `/dev/null`, stderr unless it is kept.
+pub(crate) fn let_go_of_inherited_files(keep_stderr: bool) {
     if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         // Fails only without memory; the files then stay open.
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
-        let _ = rustix::stdio::dup2_stderr(&null);
+        if !keep_stderr {
+            let _ = rustix::stdio::dup2_stderr(&null);
+        }
     }
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
     let open = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());

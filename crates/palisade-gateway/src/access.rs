@@ -2,10 +2,10 @@
 //!
 //! Principals are identified by the SHA-256 of a 256-bit token, compared in constant time. Prefixes
 //! end in `/`, so that `billing/` does not match `billing-x`; the empty prefix matches everything.
-//! The file is read again when it changes; an invalid one is refused and the old one stays.
+//! The file is read again when it changes; an invalid one, and one that others may write, is refused
+//! and the old one stays.
 
 use std::fmt::Write as _;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,9 +15,13 @@ use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
+use tokio::sync::watch;
+
+use crate::fields;
+use crate::files::{Seen, read_trusted};
 
 /// A client with rights.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Principal {
     pub(crate) name: String,
     token: Option<[u8; 32]>,
@@ -50,6 +54,11 @@ impl Principal {
 
     pub(crate) fn may_operate(&self, name: &str) -> bool {
         covered(&self.operates, name)
+    }
+
+    /// Whether it may use anything.
+    pub(crate) fn uses_anything(&self) -> bool {
+        !self.uses.is_empty()
     }
 
     /// Whether it may see anything.
@@ -99,21 +108,22 @@ enum Rule {
     File {
         path: PathBuf,
         read: RwLock<(Vec<Arc<Principal>>, Seen)>,
+        changed: watch::Sender<()>,
     },
 }
 
 /// See the module's documentation.
-#[derive(Debug)]
-pub(crate) struct Access(Rule);
+#[derive(Debug, Clone)]
+pub(crate) struct Access(Arc<Rule>);
 
 impl Access {
     /// Without a file: this user's socket, and a port that needs `token` unless it is `open`.
     pub(crate) fn local(token: Option<&str>, open: bool) -> Self {
         let user = Principal::local(token.map(hash));
-        Self(Rule::Local {
+        Self(Arc::new(Rule::Local {
             user: Arc::new(user),
             open,
-        })
+        }))
     }
 
     /// The access of a file.
@@ -123,15 +133,16 @@ impl Access {
     pub(crate) fn from_file(path: &Path) -> Result<Self> {
         let seen = Seen::look(path);
         let principals = read(path)?;
-        Ok(Self(Rule::File {
+        Ok(Self(Arc::new(Rule::File {
             path: path.to_owned(),
             read: RwLock::new((principals, seen)),
-        }))
+            changed: watch::Sender::new(()),
+        })))
     }
 
     /// The principal of a request; `None` if it is unknown.
     pub(crate) fn principal(&self, door: Door, token: Option<&str>) -> Option<Arc<Principal>> {
-        match &self.0 {
+        match &*self.0 {
             Rule::Local { user, open } => {
                 let known =
                     door == Door::Socket || *open || find(&[Arc::clone(user)], token).is_some();
@@ -143,7 +154,12 @@ impl Access {
 
     /// Reads the file again if it has changed. Returns the result, if it was read.
     pub(crate) fn refresh(&self) -> Option<Result<usize>> {
-        let Rule::File { path, read: known } = &self.0 else {
+        let Rule::File {
+            path,
+            read: known,
+            changed,
+        } = &*self.0
+        else {
             return None;
         };
         let seen = Seen::look(path);
@@ -155,8 +171,21 @@ impl Access {
         known.1 = seen;
         Some(fresh.map(|principals| {
             known.0 = principals;
+            changed.send_replace(());
             known.0.len()
         }))
+    }
+
+    /// Resolves when this principal's token is not valid any more, or its rights have changed.
+    pub(crate) async fn ended(self, principal: Arc<Principal>) {
+        let Rule::File { read, changed, .. } = &*self.0 else {
+            return std::future::pending().await;
+        };
+        let mut changed = changed.subscribe();
+        while read.read().0.contains(&principal) {
+            // The sender is not dropped before.
+            let _ = changed.changed().await;
+        }
     }
 }
 
@@ -210,20 +239,6 @@ pub fn new_token() -> (String, String) {
     (token, hashed)
 }
 
-/// What distinguishes one version of a file from another.
-#[derive(Debug, PartialEq, Eq)]
-struct Seen(Option<(u64, u64, i64, i64)>);
-
-impl Seen {
-    fn look(path: &Path) -> Self {
-        let seen = std::fs::metadata(path);
-        Self(
-            seen.ok()
-                .map(|file| (file.ino(), file.size(), file.mtime(), file.mtime_nsec())),
-        )
-    }
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -249,14 +264,16 @@ fn read(path: &Path) -> Result<Vec<Arc<Principal>>> {
         let message = format!("access file {}: {why}", path.display());
         Error::new(ErrorKind::Config, "serve", message)
     };
-    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    let (bytes, _) = read_trusted(path).map_err(refuse)?;
+    let text = String::from_utf8(bytes).map_err(|_| refuse("it is not UTF-8".into()))?;
     // The parser's message may repeat a line of the file, and with it a misplaced token.
     let file: File = toml::from_str(&text).map_err(|error| {
         let at = error
             .span()
             .map_or(0, |span| text[..span.start].lines().count().max(1));
+        let why = misfit(&text).unwrap_or_else(|| "it is not as expected".into());
         refuse(format!(
-            "line {at} is not as expected; a principal has name, token_sha256, use, see and operate"
+            "line {at}: {why}; a principal has name, token_sha256, use, see and operate"
         ))
     })?;
     let mut principals: Vec<Arc<Principal>> = Vec::new();
@@ -292,4 +309,18 @@ fn read(path: &Path) -> Result<Vec<Arc<Principal>>> {
         }));
     }
     Ok(principals)
+}
+
+/// Which field of the file is not as expected.
+fn misfit(text: &str) -> Option<String> {
+    let table: toml::Table = text.parse().ok()?;
+    let file = serde_json::to_value(table).ok()?;
+    let entries = file.get("principal").and_then(Value::as_array);
+    for (at, entry) in entries.into_iter().flatten().enumerate() {
+        if serde_json::from_value::<Entry>(entry.clone()).is_err() {
+            let why = fields::explain::<Entry>(entry);
+            return Some(format!("in principal {}, {why}", at + 1));
+        }
+    }
+    Some(fields::explain::<File>(&file))
 }

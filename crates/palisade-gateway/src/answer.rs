@@ -64,6 +64,12 @@ pub(crate) fn reply(status: StatusCode, document: &Value) -> Answer {
     Answer::Document(status, document.clone())
 }
 
+/// A document whose text is already there; nothing can be added to it.
+pub(crate) fn document(mut text: String) -> Answer {
+    text.push('\n');
+    Answer::Other(made(StatusCode::OK, "application/json", text.into_bytes()))
+}
+
 /// What Prometheus scrapes.
 pub(crate) fn metrics(text: String) -> Answer {
     let kind = "text/plain; version=0.0.4";
@@ -87,8 +93,12 @@ pub(crate) fn problem(problem: &Problem) -> Answer {
 }
 
 /// A response of this type.
-pub(crate) fn made(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
-    let mut response = Response::new(Full::new(Bytes::from(body)).boxed_unsync());
+pub(crate) fn made(
+    status: StatusCode,
+    kind: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Body> {
+    let mut response = Response::new(Full::new(body.into()).boxed_unsync());
     *response.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     response.headers_mut().insert(CONTENT_TYPE, kind);

@@ -1,13 +1,15 @@
 //! `Audit`: security-relevant events, as lines of JSON.
 //!
-//! Evictions, refusals, ended sessions and changes of the access file. A line never contains a
-//! token, a session's secret, a query or a body.
+//! Evictions, refusals, ended sessions and changes of files. A line says who (the principal, the
+//! address) and about which lock; it never contains a token, a session's secret, a query or a body.
 //!
 //! A thread writes, so that a reader of stderr that does not read blocks no request. If it can't
 //! keep up, or there are too many refusals, lines are dropped and counted.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::Write;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,8 +21,10 @@ use serde_json::{Value, json};
 
 /// How many lines may wait to be written.
 const QUEUE: usize = 4096;
-/// How many refusals a second are written: a client without a token can cause any number.
+/// How many refusals a second are written of each source, so that no flood hides those of others.
 const REFUSALS: u32 = 50;
+/// The same of all addresses together: whoever has no token may have any number of addresses.
+const UNKNOWN_REFUSALS: u32 = 200;
 
 /// Where audit events go.
 #[derive(Clone)]
@@ -29,8 +33,44 @@ pub struct Audit(Arc<Inner>);
 struct Inner {
     lines: SyncSender<Line>,
     left_out: AtomicU64,
-    /// The current second, and the number of refusals in it.
-    refusals: Mutex<(BootTime, u32)>,
+    refusals: Mutex<Refusals>,
+}
+
+/// Who caused a refusal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    Principal(String),
+    Peer(IpAddr),
+    Socket,
+}
+
+/// The current second, and the number of refusals in it.
+struct Refusals {
+    since: BootTime,
+    of: HashMap<Source, u32>,
+    /// Of all addresses.
+    unknown: u32,
+}
+
+impl Refusals {
+    /// Counts one; returns whether it is to be written.
+    fn count(&mut self, source: &Source) -> bool {
+        if (self.since + Duration::from_secs(1)).has_passed() {
+            self.since = BootTime::now();
+            self.of.clear();
+            self.unknown = 0;
+        }
+        let unknown = matches!(source, Source::Peer(_));
+        // So the table is bounded too: principals are those of the access file.
+        if unknown && self.unknown >= UNKNOWN_REFUSALS {
+            return false;
+        }
+        let count = self.of.entry(source.clone()).or_default();
+        let few = *count < REFUSALS;
+        *count += u32::from(few);
+        self.unknown += u32::from(few && unknown);
+        few
+    }
 }
 
 enum Line {
@@ -50,7 +90,11 @@ impl Audit {
         Self(Arc::new(Inner {
             lines,
             left_out: AtomicU64::new(0),
-            refusals: Mutex::new((BootTime::PAST, 0)),
+            refusals: Mutex::new(Refusals {
+                since: BootTime::PAST,
+                of: HashMap::new(),
+                unknown: 0,
+            }),
         }))
     }
 
@@ -76,16 +120,15 @@ impl Audit {
         }
     }
 
-    /// Writes a refusal, unless there were too many of them this second.
-    pub(crate) fn refused(&self, details: Value) {
-        let few = {
-            let (since, count) = &mut *self.0.refusals.lock();
-            if (*since + Duration::from_secs(1)).has_passed() {
-                (*since, *count) = (BootTime::now(), 0);
-            }
-            *count += 1;
-            *count <= REFUSALS
+    /// Writes a refusal, unless there were too many of this source this second.
+    pub(crate) fn refused(&self, source: &Source, mut details: Value) {
+        let (key, who) = match source {
+            Source::Principal(name) => ("principal", name.clone()),
+            Source::Peer(peer) => ("peer", peer.to_string()),
+            Source::Socket => ("peer", "socket".into()),
         };
+        details[key] = who.into();
+        let few = self.0.refusals.lock().count(source);
         if few {
             self.tell("refused", details);
         } else {
@@ -120,5 +163,27 @@ fn write(mut out: impl Write, lines: &Receiver<Line>) {
 impl fmt::Debug for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Audit")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_source_has_a_budget_of_its_own() {
+        let mut refusals = Refusals {
+            since: BootTime::now() + Duration::from_secs(3600),
+            of: HashMap::new(),
+            unknown: 0,
+        };
+        let mut count = |source: &Source| (0..1000).filter(|_| refusals.count(source)).count();
+        let peer = |last: u8| Source::Peer(IpAddr::from([192, 0, 2, last]));
+        let of_peers: Vec<_> = (0..6).map(|last| count(&peer(last))).collect();
+        assert_eq!(of_peers, [50, 50, 50, 50, 0, 0]);
+        for name in ["a", "b"] {
+            assert_eq!(count(&Source::Principal(name.into())), 50);
+        }
+        assert_eq!(count(&Source::Socket), 50);
     }
 }

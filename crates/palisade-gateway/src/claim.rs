@@ -167,6 +167,18 @@ impl Claim {
         valid
     }
 
+    /// Until when its lease lasts if nobody renews it, `margin` after the engine's deadline, and its
+    /// client may rely on it; `None` if it has no place any more.
+    pub(crate) fn believed_until(&self, margin: Duration) -> Option<BootTime> {
+        let left = matches!(
+            *self.stage.borrow(),
+            Stage::Busy | Stage::Lost(_) | Stage::Failed(_) | Stage::Released
+        );
+        let term = self.term.lock();
+        let lease = term.deadline.as_ref().filter(|_| !left)?() + margin;
+        Some(lease.max(term.promised)).filter(|until| !until.has_passed())
+    }
+
     /// Records that an operator took it away, or asks for it: no further promise is made. `false`
     /// if it was over before.
     pub(crate) fn take(&self, over: &Stage) -> bool {

@@ -9,7 +9,7 @@ use opentelemetry::global::BoxedTracer;
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 
-/// The limits of each principal.
+/// The limits of each principal, and of those that are unknown.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Sessions.
@@ -18,6 +18,11 @@ pub struct Limits {
     pub claims: usize,
     /// Requests that wait.
     pub waiting: usize,
+    /// Connections from one address that have not shown a valid token; 0 for any number, for a
+    /// gateway behind a proxy.
+    pub per_peer: usize,
+    /// The longest ttl of a session. An engine may have to wait for it after a reboot.
+    pub ttl: Duration,
 }
 
 impl Default for Limits {
@@ -26,6 +31,8 @@ impl Default for Limits {
             sessions: 1_000,
             claims: 10_000,
             waiting: 10_000,
+            per_peer: 64,
+            ttl: Duration::from_secs(24 * 3600),
         }
     }
 }
@@ -50,7 +57,7 @@ pub struct Config {
     pub public_urls: Vec<String>,
     /// How long sessions are kept while the gateway drains.
     pub drain: Duration,
-    /// The limits of each principal.
+    /// The limits of each principal, and of those that are unknown.
     pub limits: Limits,
     /// Where audit events go.
     pub audit: Audit,

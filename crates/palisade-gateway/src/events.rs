@@ -27,10 +27,14 @@ const MOST_AT_ONCE: usize = 64;
 /// At most four hints a second, whatever changes.
 const APART: Duration = Duration::from_millis(250);
 
-/// Grants, losses and evictions of a session's claims.
-pub(crate) fn of_session(session: &Session, counted: Counted) -> Answer {
+/// Grants, losses and evictions of a session's claims, until the principal has `ended`.
+pub(crate) fn of_session(
+    session: &Session,
+    counted: Counted,
+    ended: impl Future<Output = ()> + Send + 'static,
+) -> Answer {
     let state = (session.changes.subscribe(), counted);
-    streamed(stream::unfold(state, |(mut changes, counted)| async move {
+    let events = stream::unfold(state, |(mut changes, counted)| async move {
         let event = match tokio::time::timeout(ALIVE, changes.recv()).await {
             Err(_) => comment(),
             Ok(Ok(change)) => {
@@ -41,12 +45,17 @@ pub(crate) fn of_session(session: &Session, counted: Counted) -> Answer {
             Ok(Err(RecvError::Closed)) => return None,
         };
         Some((event, (changes, counted)))
-    }))
+    });
+    streamed(events.take_until(ended))
 }
 
-/// Hints that lines have changed.
-pub(crate) fn of_lines(changes: BoxStream<Result<()>>, counted: Counted) -> Answer {
-    streamed(hints(changes, counted))
+/// Hints that lines have changed, until the principal has `ended`.
+pub(crate) fn of_lines(
+    changes: BoxStream<Result<()>>,
+    counted: Counted,
+    ended: impl Future<Output = ()> + Send + 'static,
+) -> Answer {
+    streamed(hints(changes, counted).take_until(ended))
 }
 
 /// Few events for many hints: of several prefixes each begins with one, and one tells of all. A

@@ -29,6 +29,8 @@ struct Series {
     counters: BTreeMap<String, BTreeMap<String, Arc<AtomicU64>>>,
     gauges: BTreeMap<String, BTreeMap<String, Arc<AtomicU64>>>,
     histograms: BTreeMap<String, BTreeMap<String, Arc<Buckets>>>,
+    /// What each name counts.
+    help: BTreeMap<String, String>,
 }
 
 #[derive(Default)]
@@ -60,6 +62,8 @@ impl Metrics {
                 "this process has a recorder of metrics already",
             )
         })?;
+        palisade::layers::Metrics::describe();
+        describe();
         Ok(metrics)
     }
 
@@ -71,25 +75,32 @@ impl Metrics {
             // Writing to a string can't fail.
             let _ = writeln!(out, "{text}");
         };
+        let head = |name: &str, kind: &str| {
+            let help = series.help.get(name).map(|help| {
+                let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+                format!("# HELP {name} {help}\n")
+            });
+            format!("{}# TYPE {name} {kind}", help.unwrap_or_default())
+        };
         for (name, by_labels) in &series.counters {
-            line(format_args!("# TYPE {name} counter"));
+            line(format_args!("{}", head(name, "counter")));
             for (labels, value) in by_labels {
                 let value = value.load(Ordering::Relaxed);
                 line(format_args!("{name}{} {value}", braced(labels)));
             }
         }
         for (name, by_labels) in &series.gauges {
-            line(format_args!("# TYPE {name} gauge"));
+            line(format_args!("{}", head(name, "gauge")));
             for (labels, value) in by_labels {
                 let value = f64::from_bits(value.load(Ordering::Relaxed));
                 line(format_args!("{name}{} {value}", braced(labels)));
             }
         }
         for (name, value) in more {
-            line(format_args!("# TYPE {name} gauge\n{name} {value}"));
+            line(format_args!("{}\n{name} {value}", head(name, "gauge")));
         }
         for (name, by_labels) in &series.histograms {
-            line(format_args!("# TYPE {name} histogram"));
+            line(format_args!("{}", head(name, "histogram")));
             for (labels, buckets) in by_labels {
                 let comma = if labels.is_empty() { "" } else { "," };
                 let mut count = 0;
@@ -107,6 +118,31 @@ impl Metrics {
         }
         out
     }
+}
+
+/// Describes the gateway's own metrics.
+fn describe() {
+    metrics::describe_counter!(
+        "palisade_gateway_requests_total",
+        "Responses of this gateway, by route and status"
+    );
+    metrics::describe_histogram!(
+        "palisade_gateway_request_seconds",
+        Unit::Seconds,
+        "How long responses of this gateway took, waits included"
+    );
+    metrics::describe_gauge!(
+        "palisade_gateway_sessions",
+        "Sessions of clients that are open at this gateway"
+    );
+    metrics::describe_gauge!(
+        "palisade_gateway_claims",
+        "Claims of this gateway's clients, held or waiting"
+    );
+    metrics::describe_gauge!(
+        "palisade_gateway_draining",
+        "1 while this gateway drains, otherwise 0"
+    );
 }
 
 fn braced(labels: &str) -> String {
@@ -132,9 +168,18 @@ fn series<T: Default>(all: &mut BTreeMap<String, BTreeMap<String, Arc<T>>>, key:
 }
 
 impl Recorder for Metrics {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        let names = &mut self.0.write().help;
+        names.insert(name.as_str().to_owned(), help.into_owned());
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe_counter(name, unit, help);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe_counter(name, unit, help);
+    }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         Counter::from_arc(series(&mut self.0.write().counters, key))
@@ -163,6 +208,8 @@ mod tests {
     fn it_prints_what_prometheus_reads() {
         let metrics = Metrics::default();
         metrics::with_local_recorder(&metrics, || {
+            metrics::describe_counter!("a_total", "a\\b\nc");
+            metrics::describe_gauge!("d", "d's");
             metrics::counter!("a_total", "engine" => "x\"y\\z\n").increment(2);
             metrics::gauge!("b").set(1.5);
             metrics::histogram!("c_seconds", "kind" => "k").record(0.002);
@@ -170,9 +217,11 @@ mod tests {
         });
         let text = metrics.text(&[("d", 7)]);
         for line in [
+            "# HELP a_total a\\\\b\\nc",
             "# TYPE a_total counter",
             r#"a_total{engine="x\"y\\z\n"} 2"#,
             "b 1.5",
+            "# HELP d d's",
             "# TYPE d gauge",
             "d 7",
             r#"c_seconds_bucket{kind="k",le="0.001"} 0"#,

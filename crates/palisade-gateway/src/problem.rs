@@ -18,6 +18,8 @@ pub(crate) struct Problem {
     pub(crate) retry_after: Option<u32>,
     /// The methods that an address takes.
     pub(crate) allow: Option<String>,
+    /// The lock that a refusal is about, for the audit events only.
+    pub(crate) lock: Option<String>,
 }
 
 impl Problem {
@@ -29,6 +31,7 @@ impl Problem {
             outcome: Outcome::NotApplied,
             retry_after: None,
             allow: None,
+            lock: None,
         }
     }
 
@@ -49,6 +52,12 @@ impl Problem {
     /// A refusal that does not reveal whether the requested name exists.
     pub(crate) fn forbidden(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", detail)
+    }
+
+    /// The same refusal, about this lock or prefix.
+    pub(crate) fn about(mut self, lock: &str) -> Self {
+        self.lock = Some(lock.to_owned());
+        self
     }
 
     pub(crate) fn unauthorized() -> Self {
@@ -78,6 +87,15 @@ impl Problem {
     pub(crate) fn too_many(what: &str, limit: usize) -> Self {
         let detail = format!("this principal has {limit} {what} here, the most that it may have");
         let mut problem = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many", detail);
+        problem.retry_after = Some(1);
+        problem
+    }
+
+    /// Places for connections run short, and a client without a valid token can't have one.
+    pub(crate) fn crowded() -> Self {
+        let detail = "there are too many connections: only requests with a token are answered";
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        let mut problem = Self::new(status, "too_many", detail);
         problem.retry_after = Some(1);
         problem
     }
@@ -125,6 +143,7 @@ impl From<Error> for Problem {
             outcome: error.outcome(),
             retry_after: transient.then_some(1),
             allow: None,
+            lock: None,
         }
     }
 }

@@ -12,7 +12,7 @@ use palisade::engine::ClaimId;
 use palisade::{BootTime, Client};
 use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{Notify, broadcast, oneshot};
 
 use crate::access::{Principal, hash, hex};
 use crate::claim::{Asked, Claim, Order, Stage};
@@ -44,6 +44,7 @@ pub(crate) struct Session {
     /// The client of this session: its agents belong to this session only.
     pub(crate) client: Client,
     end: Mutex<End>,
+    closed: Notify,
     claims: Mutex<Claims>,
     pub(crate) changes: broadcast::Sender<Change>,
 }
@@ -55,28 +56,39 @@ struct End {
     closed: bool,
 }
 
-/// The claims of a session by their clients' ids.
+/// The claims of a session.
 #[derive(Default)]
 struct Claims {
-    known: HashMap<String, Known>,
-    /// Claims that are over, and when they may be forgotten, the earliest first.
-    over: VecDeque<(BootTime, String)>,
+    /// Those that are in a line, or possibly so, by their clients' ids.
+    live: HashMap<String, Arc<Claim>>,
+    /// Those that are over, by the hashes of their ids. While one is remembered, a delayed copy of a
+    /// request does not revive it. There may be very many, so each is small.
+    over: HashMap<Digest, Over>,
+    /// When they may be forgotten, the earliest first.
+    forget: VecDeque<(BootTime, Digest)>,
 }
+
+type Digest = [u8; 16];
 
 /// A claim of a session.
 #[derive(Clone)]
 pub(crate) enum Known {
-    /// In a line, or possibly so.
     Live(Arc<Claim>),
-    /// Over. While this is remembered, a delayed copy of a request does not revive it.
-    Over(Arc<Over>),
+    Over(Stage),
 }
 
-/// What is remembered of a claim that is over. It is small, since there may be very many.
-pub(crate) struct Over {
-    pub(crate) stage: Stage,
+/// How a claim ended: most have nothing to tell.
+enum Ending {
+    Released,
+    Busy,
+    Told(Box<Stage>),
+}
+
+/// What is remembered of a claim that is over.
+struct Over {
+    how: Ending,
     /// `None` if it was released before it arrived: any request for it is over.
-    asked: Option<[u8; 16]>,
+    asked: Option<Digest>,
     _counted: Counted,
 }
 
@@ -98,6 +110,7 @@ impl Session {
                 at: BootTime::now() + ttl,
                 closed: false,
             }),
+            closed: Notify::new(),
             claims: Mutex::default(),
             changes: broadcast::channel(EVENTS).0,
         }
@@ -125,7 +138,10 @@ impl Session {
 
     /// Closes it; returns whether it was open.
     pub(crate) fn close(&self) -> bool {
-        !std::mem::replace(&mut self.end.lock().closed, true)
+        let was_open = !std::mem::replace(&mut self.end.lock().closed, true);
+        // One task waits for this, and it keeps the session in memory.
+        self.closed.notify_one();
+        was_open
     }
 
     /// Resolves when its client has sent nothing for a ttl, or it was closed.
@@ -141,7 +157,7 @@ impl Session {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left).await;
+            let _ = tokio::time::timeout(left, self.closed.notified()).await;
         }
     }
 
@@ -150,13 +166,16 @@ impl Session {
         (self.ttl / 3).min(LONGEST_WAIT)
     }
 
-    /// Promises a claim: how long the client may rely on it, counted from `arrival`. The margin is
-    /// that of the library for a ttl.
+    /// Promises a claim: how long the client may rely on it, counted from `arrival`.
     pub(crate) fn promise(&self, claim: &Claim, arrival: BootTime) -> Duration {
-        let margin = (self.ttl / 10)
+        claim.promise(arrival, self.margin())
+    }
+
+    /// The margin that the library takes of a ttl.
+    pub(crate) fn margin(&self) -> Duration {
+        (self.ttl / 10)
             .max(Duration::from_millis(50))
-            .min(self.ttl / 3);
-        claim.promise(arrival, margin)
+            .min(self.ttl / 3)
     }
 
     /// The engine's id of a claim. It does not reveal the secret, and differs in each session.
@@ -171,7 +190,7 @@ impl Session {
     }
 
     pub(crate) fn claim(&self, id: &str) -> Option<Known> {
-        self.claims.lock().known.get(id).cloned()
+        self.claims.lock().get(id)
     }
 
     /// The claim with this id, or the one that `start` creates.
@@ -186,17 +205,17 @@ impl Session {
     ) -> Result<Known, Problem> {
         let mut claims = self.claims.lock();
         claims.forget_old();
-        match claims.known.get(id) {
-            Some(known) if known.is_of(asked) => Ok(known.clone()),
-            Some(_) => Err(Problem::id_reused(
+        match claims.get_for(id, asked) {
+            Some(Some(known)) => Ok(known),
+            Some(None) => Err(Problem::id_reused(
                 "this id stands for another claim of this session",
             )),
             // Code that ends the session closes it before it reads the claims.
             None if self.has_ended() => Err(Problem::no_session()),
             None => {
-                let started = Known::Live(start()?);
-                claims.known.insert(id.to_owned(), started.clone());
-                Ok(started)
+                let started = start()?;
+                claims.live.insert(id.to_owned(), Arc::clone(&started));
+                Ok(Known::Live(started))
             }
         }
     }
@@ -204,25 +223,25 @@ impl Session {
     /// Remembers that a claim is over.
     pub(crate) fn bury(&self, claim: &Claim, stage: &Stage, counted: Counted) {
         let over = Over {
-            stage: stage.clone(),
-            asked: Some(digest(&claim.asked)),
+            how: Ending::of(stage),
+            asked: Some(digest_of(&claim.asked)),
             _counted: counted,
         };
-        self.claims
-            .lock()
-            .remember(claim.id.clone(), over, self.ttl);
+        let mut claims = self.claims.lock();
+        claims.live.remove(&claim.id);
+        claims.remember(digest(&claim.id), over, self.ttl);
     }
 
     /// Remembers a release that arrived before its claim, unless the claim has arrived by now.
-    pub(crate) fn left_before(&self, id: String, counted: Counted) {
+    pub(crate) fn left_before(&self, id: &str, counted: Counted) {
         let over = Over {
-            stage: Stage::Released,
+            how: Ending::Released,
             asked: None,
             _counted: counted,
         };
         let mut claims = self.claims.lock();
-        if !claims.known.contains_key(&id) {
-            claims.remember(id, over, self.ttl);
+        if claims.get(id).is_none() {
+            claims.remember(digest(id), over, self.ttl);
         }
     }
 
@@ -241,12 +260,7 @@ impl Session {
 
     /// The claims that are in a line, or may be.
     pub(crate) fn live(&self) -> Vec<Arc<Claim>> {
-        let claims = self.claims.lock();
-        let live = claims.known.values().filter_map(|known| match known {
-            Known::Live(claim) => Some(Arc::clone(claim)),
-            Known::Over(_) => None,
-        });
-        live.collect()
+        self.claims.lock().live.values().cloned().collect()
     }
 
     /// Gives everything up, or waits until it has expired: no claim lasts longer than its session.
@@ -265,41 +279,74 @@ impl Session {
 }
 
 impl Claims {
+    fn get(&self, id: &str) -> Option<Known> {
+        if let Some(claim) = self.live.get(id) {
+            return Some(Known::Live(Arc::clone(claim)));
+        }
+        let over = self.over.get(&digest(id))?;
+        Some(Known::Over(over.how.stage()))
+    }
+
+    /// The claim with this id; `Some(None)` if it was requested differently.
+    fn get_for(&self, id: &str, asked: &Asked) -> Option<Option<Known>> {
+        if let Some(claim) = self.live.get(id) {
+            let same = claim.asked == *asked;
+            return Some(same.then(|| Known::Live(Arc::clone(claim))));
+        }
+        let over = self.over.get(&digest(id))?;
+        let same = over.asked.is_none_or(|known| known == digest_of(asked));
+        Some(same.then(|| Known::Over(over.how.stage())))
+    }
+
     /// Remembers a claim that is over for `ttl`.
-    fn remember(&mut self, id: String, over: Over, ttl: Duration) {
+    fn remember(&mut self, id: Digest, over: Over, ttl: Duration) {
         self.forget_old();
-        self.over.push_back((BootTime::now() + ttl, id.clone()));
-        self.known.insert(id, Known::Over(Arc::new(over)));
+        self.forget.push_back((BootTime::now() + ttl, id));
+        self.over.insert(id, over);
     }
 
     /// Forgets claims that have been over for a ttl.
     fn forget_old(&mut self) {
-        while self
-            .over
-            .front()
-            .is_some_and(|(until, _)| until.has_passed())
+        while let Some((until, id)) = self.forget.front()
+            && until.has_passed()
         {
-            if let Some((_, id)) = self.over.pop_front() {
-                self.known.remove(&id);
-            }
+            self.over.remove(id);
+            self.forget.pop_front();
+        }
+        // After a burst, so that a long session does not keep its memory.
+        if self.over.capacity() > 1024 && self.over.len() < self.over.capacity() / 8 {
+            self.over.shrink_to(2 * self.over.len());
+            self.forget.shrink_to(2 * self.forget.len());
         }
     }
 }
 
-impl Known {
-    fn is_of(&self, asked: &Asked) -> bool {
-        match self {
-            Self::Live(claim) => claim.asked == *asked,
-            Self::Over(over) => over.asked.is_none_or(|known| known == digest(asked)),
+impl Ending {
+    fn of(stage: &Stage) -> Self {
+        match stage {
+            Stage::Released => Self::Released,
+            Stage::Busy => Self::Busy,
+            told => Self::Told(Box::new(told.clone())),
         }
     }
+
+    fn stage(&self) -> Stage {
+        match self {
+            Self::Released => Stage::Released,
+            Self::Busy => Stage::Busy,
+            Self::Told(told) => Stage::clone(told),
+        }
+    }
+}
+
+/// A short hash.
+fn digest(text: &str) -> Digest {
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash(text)[..16]);
+    bytes
 }
 
 /// A short hash that distinguishes a request from a different one.
-fn digest(asked: &Asked) -> [u8; 16] {
-    let mut context = Context::new(&SHA256);
-    context.update(format!("{asked:?}").as_bytes());
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&context.finish().as_ref()[..16]);
-    bytes
+fn digest_of(asked: &Asked) -> Digest {
+    digest(&format!("{asked:?}"))
 }

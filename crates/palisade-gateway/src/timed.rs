@@ -5,6 +5,11 @@
 //! being closed has an unknown outcome, so the idle limit must be long. A head that has begun has
 //! no reason to take long. Therefore hyper's limit is that of the idle time, and the limit of the
 //! head is here. On a new connection the first head counts from the start.
+//!
+//! Hyper also takes the end of what a client sends for the end of the client. One that has sent its
+//! request and closed its half of the connection still gets the response: until then the end is
+//! held back. (A client that is gone looks the same, so its request lasts as long as it may wait.)
+//! A stream of events has no end, so it ends with what its client sends.
 
 use std::io;
 use std::pin::Pin;
@@ -31,6 +36,8 @@ enum Phase {
     Silent,
     /// A head has begun, and is not complete.
     Head(Instant),
+    /// A head has arrived, and its body has not.
+    Body,
     /// A request has arrived, and its response is not finished.
     Answering,
 }
@@ -55,12 +62,21 @@ impl<S> Timed<S> {
 }
 
 impl Phases {
-    /// Records that a head has arrived; `answer` is its response.
-    pub(crate) async fn answering<T>(&self, answer: impl Future<Output = T>) -> T {
-        *self.0.lock() = Phase::Answering;
+    /// Records that a head has arrived, and possibly all of the request; `answer` is its response.
+    pub(crate) async fn answering<T>(&self, arrived: bool, answer: impl Future<Output = T>) -> T {
+        *self.0.lock() = if arrived {
+            Phase::Answering
+        } else {
+            Phase::Body
+        };
         let answer = answer.await;
         *self.0.lock() = Phase::Silent;
         answer
+    }
+
+    /// Records that the body has arrived.
+    pub(crate) fn arrived(&self) {
+        *self.0.lock() = Phase::Answering;
     }
 }
 
@@ -70,9 +86,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let phase = *self.phase.lock();
         match phase {
+            // The end of the response wakes this task, and reads again.
+            Phase::Answering
+                if matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() == before =>
+            {
+                return Poll::Pending;
+            }
             Phase::Silent if read.is_ready() => {
                 *self.phase.lock() = Phase::Head(Instant::now());
                 self.timer = None;

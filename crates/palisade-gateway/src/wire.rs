@@ -1,5 +1,6 @@
 //! The documents of the API. Their field names are its contract.
 
+use std::collections::HashSet;
 use std::time::{Duration, UNIX_EPOCH};
 
 use palisade::engine::{Ask, EndsWith, Permits, READERS, Tokens};
@@ -10,6 +11,10 @@ use palisade::{Capability, Client, Error, Guarantee, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+/// The longest id that a client may give a claim.
+const LONGEST_ID: usize = 128;
+/// The longest id of an engine: another tool's claim may be named after a host.
+pub(crate) const LONGEST_CLAIM: usize = 1024;
 /// The longest owner, host, label or name of an agent: each is stored in the engine's record.
 const LONGEST_TEXT: usize = 1024;
 /// The longest record of an agent: its name, what it holds and the claims that it runs under.
@@ -26,11 +31,32 @@ pub(crate) struct OpenSession {
     pub(crate) secret: Option<String>,
 }
 
+/// A long list is checked while it is parsed, where that delays nobody.
+#[derive(Deserialize)]
+#[serde(from = "Kept")]
+pub(crate) struct KeepAlive {
+    pub(crate) claims: Vec<String>,
+    /// Why the list is refused.
+    pub(crate) flaw: Option<String>,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct KeepAlive {
+struct Kept {
     #[serde(default)]
-    pub(crate) claims: Vec<String>,
+    claims: Vec<String>,
+}
+
+impl From<Kept> for KeepAlive {
+    fn from(Kept { claims }: Kept) -> Self {
+        let mut named = HashSet::with_capacity(claims.len());
+        let flaw = claims.iter().find_map(|id| {
+            let twice = || "the field `claims`: an id is there twice".to_owned();
+            let checked = check_id("claims", id).err();
+            checked.or_else(|| (!named.insert(id)).then(twice))
+        });
+        Self { claims, flaw }
+    }
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +172,16 @@ impl MakeClaim {
     }
 }
 
+/// Refuses ids that no claim can have: some are remembered.
+pub(crate) fn check_id(field: &str, id: &str) -> std::result::Result<(), String> {
+    if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) {
+        return Err(format!(
+            "the field `{field}`: an id has 1 to 128 bytes without control characters"
+        ));
+    }
+    Ok(())
+}
+
 /// Whether it is a W3C `traceparent` of a known version.
 pub(crate) fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
@@ -228,11 +264,22 @@ pub(crate) fn ask(
 }
 
 /// A line as `palisade ls --json` shows it; with `records`, each claim with its owner's record.
-pub(crate) fn line(client: &Client, line: &LineReport, records: bool) -> Result<Value> {
+/// What a record says about lines that the principal may not see is left out.
+pub(crate) fn line(
+    client: &Client,
+    line: &LineReport,
+    records: bool,
+    sees: impl Fn(&str) -> bool,
+) -> Result<Value> {
     let shown = |one: &ClaimReport, position| {
-        let mut shown = claim(client, one, position)?;
+        let mut shown = claim(client, one, position, &sees)?;
         if records {
-            shown["record"] = json!(one.owner);
+            let mut owner = one.owner.clone();
+            if let Some(agent) = owner.as_mut().and_then(|owner| owner.agent.as_mut()) {
+                agent.holds.retain(|name| sees(name));
+                agent.within.retain(|above| sees(&above.name));
+            }
+            shown["record"] = json!(owner);
         }
         Ok(shown)
     };
@@ -253,9 +300,16 @@ pub(crate) fn line(client: &Client, line: &LineReport, records: bool) -> Result<
     }))
 }
 
-fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Result<Value> {
+fn claim(
+    client: &Client,
+    claim: &ClaimReport,
+    position: Option<usize>,
+    sees: impl Fn(&str) -> bool,
+) -> Result<Value> {
     let owner = claim.owner.as_ref();
     let agent = owner.and_then(|owner| owner.agent.as_ref());
+    let parent = agent.and_then(|agent| agent.within.last());
+    let parent = parent.filter(|parent| sees(&parent.name));
     let weight = match claim.ask {
         Ask::Whole => None,
         Ask::Part { weight, .. } => Some(weight),
@@ -273,7 +327,7 @@ fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Resul
         "principal": owner.and_then(|owner| owner.principal.as_ref()),
         "traceparent": owner.and_then(|owner| owner.traceparent.as_ref()),
         "agent": agent.map(|agent| &agent.name),
-        "parent": agent.and_then(|agent| agent.within.last()).map(|parent| &parent.claim),
+        "parent": parent.map(|parent| &parent.claim),
         "weight": weight,
         "mode": claim.mode().to_string(),
         "value": claim.value,
@@ -347,7 +401,8 @@ pub(crate) fn time(millis: u64) -> String {
 }
 
 /// The capability of the gateway in front of an engine with this capability.
-pub(crate) fn capability(engine: &Capability) -> Value {
+/// What a client can do through this gateway, where a ttl is at most `longest`.
+pub(crate) fn capability(engine: &Capability, longest: Duration) -> Value {
     json!({
         "class": engine.class.to_string(),
         "shared": engine.shared,
@@ -370,7 +425,7 @@ pub(crate) fn capability(engine: &Capability) -> Value {
         "ends_with": "lease",
         "ttl_ms": {
             "min": engine.ttl.min.as_millis() as u64,
-            "max": engine.ttl.max.as_millis() as u64,
+            "max": engine.ttl.max.min(longest).as_millis() as u64,
             "step": engine.ttl.step.as_millis() as u64,
         },
         "reentrant_session": false,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use palisade_core::engine::BoxFuture;
-use palisade_core::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
+use palisade_core::fence::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 use palisade_core::{Name, Result, Token};
 
 /// The verbs of [`Fence`], where their behaviour is documented.
@@ -16,6 +16,13 @@ pub trait FenceStore: Send + Sync + 'static {
         token: WriteToken,
         data: Option<Vec<u8>>,
     ) -> impl Future<Output = Result<Verdict>> + Send;
+
+    /// Compares a token, raises the mark, and reads the data.
+    fn take(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+    ) -> impl Future<Output = Result<Taken>> + Send;
 
     /// See [`Fence::read`].
     fn read(&self, resource: &Name) -> impl Future<Output = Result<Option<Fenced>>> + Send;
@@ -40,6 +47,7 @@ impl<S> Stored<S> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<S: FenceStore> Fence for Stored<S> {
     fn write(
         &self,
@@ -54,6 +62,11 @@ impl<S: FenceStore> Fence for Stored<S> {
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
         let (store, resource) = (Arc::clone(&self.0), resource.clone());
         Box::pin(async move { store.judged(&resource, token, None).await })
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.take(&resource, token).await })
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {

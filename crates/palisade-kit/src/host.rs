@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use palisade_core::Result;
-use palisade_core::engine::{Url, config_error, no_connection};
+use palisade_core::engine::{Url, config_error, no_connection, rounded};
 
 /// A server's name or address, and its port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,7 +88,11 @@ pub async fn first_to_answer<T>(
     let connected = tokio::time::timeout(limit - limit / 20, connecting).await;
     connected.unwrap_or_else(|_| {
         let hosts: Vec<String> = hosts.iter().map(Host::to_string).collect();
-        let message = format!("no answer from {} within {limit:?}", hosts.join(", "));
+        let message = format!(
+            "no answer from {} within {}",
+            hosts.join(", "),
+            rounded(limit)
+        );
         Err(no_connection(message))
     })
 }

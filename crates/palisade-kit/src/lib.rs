@@ -8,8 +8,11 @@
 //! the pieces that the engine at hand calls.
 
 pub mod absent;
+pub mod asked;
 pub mod cas;
 pub mod fence_store;
+#[cfg(feature = "tls")]
+mod files;
 #[cfg(feature = "tls")]
 mod findings;
 pub mod finish;
@@ -25,6 +28,8 @@ mod per_runtime;
 pub mod poll_watch;
 pub mod push;
 mod queue_leases;
+#[cfg(feature = "tls")]
+pub mod replies;
 mod rooms;
 pub mod shared_sessions;
 pub mod single_flight;
@@ -43,15 +48,19 @@ pub use palisade_core::engine::{alarms, tombstones};
 pub use self::queue_leases::renew_by_queue;
 
 #[cfg(feature = "http")]
-pub use self::http::{broken_http, http_client, http_client_with, plain_http_client};
+pub use self::http::{
+    Answer, Broke, Place, ask_http, body_of, broken_http, http_client, http_client_with,
+    plain_http_client, redirected,
+};
 #[cfg(feature = "tls")]
 pub use self::{
+    files::{DOCUMENT, SECRET, read_at_most, read_file, read_text, unread},
     findings::{clock_off, plain_text},
     host::{Host, first_to_answer},
     login::{Login, SecretFile},
-    per_runtime::{Link, PerRuntime, timed},
+    per_runtime::{Link, Pause, PerRuntime, timed},
     tls::Tls,
-    tls_error::{Asked, about_tls, refuses_ours},
+    tls_error::{Asked, about_tls, authority_as_server, refuses_ours},
     why::{cause, why},
 };
 

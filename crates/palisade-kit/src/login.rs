@@ -4,6 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::files::{SECRET, read_text};
 use palisade_core::Result;
 use palisade_core::engine::{Url, config_error};
 
@@ -99,17 +100,14 @@ impl SecretFile {
     /// Reads the secret, without a trailing newline.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when the file can't be read or is empty.
+    /// [`ErrorKind::Config`] when the file can't be read, is empty, or too large to be a secret.
     pub fn read(&self) -> Result<String> {
         let option = self.option;
-        let secret = std::fs::read_to_string(&self.path).map_err(|error| {
-            let message = format!("the file that option {option} names can't be read");
-            config_error(message).because(error)
-        })?;
+        let what = format!("the file that option {option} names");
+        let secret = read_text(&what, &self.path, SECRET)?;
         let secret = secret.trim_end_matches(['\r', '\n']);
         if secret.is_empty() {
-            let message = format!("the file that option {option} names is empty");
-            return Err(config_error(message));
+            return Err(config_error(format!("{what} is empty")));
         }
         Ok(secret.to_owned())
     }

@@ -26,12 +26,18 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use palisade_core::engine::{BoxFuture, no_connection};
+use palisade_core::engine::{BoxFuture, no_connection, rounded};
 use palisade_core::{Error, ErrorKind, Result};
 
 /// The pause after the first failed attempt, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The same when the server is up and has no place left. Each attempt costs it a process and a line
+/// in its log, and it is asked by many: by 300 clients, about once in 15 ms in the end, so that a
+/// place that gets free is soon taken by one of them. The pauses are random, between a half and all.
+const PAUSE_IF_FULL: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE_IF_FULL: Duration = Duration::from_secs(5);
 
 /// How many late answers in a row end a connection.
 const LATE: u32 = 2;
@@ -42,11 +48,34 @@ pub struct PerRuntime<C> {
     connect_timeout: Duration,
     /// The server's name, for messages.
     server: String,
+    /// Whether an error says that the server has no place left.
+    is_full: fn(&Error) -> bool,
     slots: Arc<Slots<C>>,
     generations: AtomicU64,
 }
 
 type Slots<C> = Mutex<HashMap<Id, Arc<Slot<C>>>>;
+
+impl Pause {
+    /// After the error `why`, and so many others before it.
+    pub fn after(failures: u32, why: Error, full: bool) -> Self {
+        let growing = |first: Duration, longest| (first * 2u32.pow(failures.min(8))).min(longest);
+        let short = growing(PAUSE, LONGEST_PAUSE);
+        let long =
+            growing(PAUSE_IF_FULL, LONGEST_PAUSE_IF_FULL).mul_f64(rand::random_range(0.5..1.0));
+        let now = Instant::now();
+        Self {
+            until: now + if full { long } else { short },
+            urgent_until: now + short,
+            why,
+        }
+    }
+
+    /// The error, while the pause lasts.
+    pub fn refusal(&self) -> Option<Error> {
+        (Instant::now() < self.until).then(|| self.why.clone())
+    }
+}
 
 /// The connection of one runtime.
 struct Slot<C> {
@@ -56,15 +85,17 @@ struct Slot<C> {
 }
 
 enum State<C> {
-    Up {
-        link: Link<C>,
-        late: u32,
-    },
+    Up { link: Link<C>, late: u32 },
     Connecting(Attempt<C>),
-    Down {
-        failures: u32,
-        not_before: Option<(Instant, Error)>,
-    },
+    Down { failures: u32, pause: Option<Pause> },
+}
+
+/// What follows a failed attempt: until its end, calls fail at once with the same error.
+pub struct Pause {
+    until: Instant,
+    /// For who can't wait for the end of a long one.
+    urgent_until: Instant,
+    why: Error,
 }
 
 /// An attempt to connect, shared by all who wait for it.
@@ -116,6 +147,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
             connect: Box::new(connect),
             connect_timeout,
             server: "the server".to_owned(),
+            is_full: |_| false,
             slots: Arc::default(),
             generations: AtomicU64::new(1),
         }
@@ -124,6 +156,12 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     /// Sets the server's name for messages.
     pub fn to(mut self, server: impl ToString) -> Self {
         self.server = server.to_string();
+        self
+    }
+
+    /// Sets how an error is known by which a server refuses a connection because it has too many.
+    pub fn full_if(mut self, is_full: fn(&Error) -> bool) -> Self {
+        self.is_full = is_full;
         self
     }
 
@@ -148,7 +186,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
             Arc::new(Slot {
                 state: Mutex::new(State::Down {
                     failures: 0,
-                    not_before: None,
+                    pause: None,
                 }),
                 _watch: watch,
             })
@@ -164,15 +202,23 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     /// # Errors
     /// The error of `connect`; between attempts the error of the last one.
     pub async fn get(&self) -> Result<Link<C>> {
+        self.connection(|pause| pause.until).await
+    }
+
+    /// As [`PerRuntime::get`], for a renewal: it can't wait for long until a server has a place.
+    pub async fn get_urgently(&self) -> Result<Link<C>> {
+        self.connection(|pause| pause.urgent_until).await
+    }
+
+    async fn connection(&self, until: fn(&Pause) -> Instant) -> Result<Link<C>> {
         let attempt = {
             let slot = self.slot();
             let mut state = slot.state.lock();
             match &*state {
                 State::Up { link, .. } => return Ok(link.clone()),
                 State::Down {
-                    not_before: Some((at, why)),
-                    ..
-                } if Instant::now() < *at => return Err(why.clone()),
+                    pause: Some(pause), ..
+                } if Instant::now() < until(pause) => return Err(pause.why.clone()),
                 State::Connecting(attempt) if attempt.peek().is_none() => attempt.clone(),
                 ended => {
                     let failures = match ended {
@@ -193,12 +239,13 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     fn attempt(&self, slot: Arc<Slot<C>>, failures: u32) -> Attempt<C> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
         let (limit, server) = (self.connect_timeout, self.server.clone());
+        let is_full = self.is_full;
         let connecting = (self.connect)();
         let (tell, told) = oneshot::channel();
         tokio::spawn(async move {
             let connected = tokio::time::timeout(limit, connecting).await;
             let connected = connected.unwrap_or_else(|_| {
-                let message = format!("no connection to {server} within {limit:?}");
+                let message = format!("no connection to {server} within {}", rounded(limit));
                 Err(no_connection(message))
             });
             let linked = connected.map(|connection| Link {
@@ -210,15 +257,13 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
                     link: link.clone(),
                     late: 0,
                 },
-                Err(error) => {
-                    let pause = (PAUSE * 2u32.pow(failures.min(8))).min(LONGEST_PAUSE);
-                    let not_before = (Instant::now() + pause, error.clone());
-                    State::Down {
-                        failures: failures + 1,
-                        // Only an unreachable server warrants a pause: other errors need a person.
-                        not_before: error.is_transient().then_some(not_before),
-                    }
-                }
+                Err(error) => State::Down {
+                    failures: failures + 1,
+                    // Only an unreachable server warrants a pause: other errors need a person.
+                    pause: error
+                        .is_transient()
+                        .then(|| Pause::after(failures, error.clone(), is_full(error))),
+                },
             };
             let _ = tell.send(linked);
         });
@@ -270,7 +315,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         {
             *state = State::Down {
                 failures: 0,
-                not_before: None,
+                pause: None,
             };
         }
     }
@@ -291,7 +336,7 @@ pub async fn timed<T>(
     request: impl Future<Output = T>,
 ) -> Result<T> {
     tokio::time::timeout(timeout, request).await.map_err(|_| {
-        let message = format!("no answer within {timeout:?}");
+        let message = format!("no answer within {}", rounded(timeout));
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     })
 }
@@ -439,5 +484,34 @@ mod tests {
         tokio::time::sleep(LONGEST_PAUSE).await;
         assert!(links.get().await.is_err());
         assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_server_is_asked_less_often_except_for_renewals() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links: PerRuntime<()> = PerRuntime::new(Duration::from_secs(5), move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Err(no_connection("full")) })
+        });
+        let links = links.full_if(|error| error.message() == "full");
+        let minute = async |urgent: bool| {
+            let (before, end) = (made.load(Ordering::Relaxed), Instant::now() + SECOND * 60);
+            while Instant::now() < end {
+                let got = if urgent {
+                    links.get_urgently().await
+                } else {
+                    links.get().await
+                };
+                assert_eq!(got.err().unwrap().message(), "full");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            made.load(Ordering::Relaxed) - before
+        };
+        let asked = minute(false).await;
+        assert!((12..32).contains(&asked), "{asked} in the first minute");
+        let asked = minute(true).await;
+        assert!(asked > 100, "{asked} in a minute of renewals");
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
+use palisade_core::engine::rounded;
 use palisade_core::{Error, ErrorKind, Result};
 
 /// See the module documentation.
@@ -31,7 +32,7 @@ impl Maker {
         }
         let turn = tokio::time::timeout(timeout, self.0.lock()).await;
         let _turn = turn.map_err(|_| {
-            let message = format!("no session was created within {timeout:?}");
+            let message = format!("no session was created within {}", rounded(timeout));
             Error::new(ErrorKind::Unreachable, "session", message)
         })?;
         match find() {

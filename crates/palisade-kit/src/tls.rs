@@ -8,6 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
+use super::files::{DOCUMENT, read_file};
 use palisade_core::Result;
 use palisade_core::engine::{Url, config_error};
 
@@ -142,12 +143,8 @@ impl Files {
 
     fn read(&self) -> Result<Tls> {
         let file = |option: &str, path: &Option<String>| {
-            let read = |path| {
-                std::fs::read(path).map_err(|error| {
-                    let message = format!("the file that option {option} names can't be read");
-                    config_error(message).because(error)
-                })
-            };
+            let what = format!("the file that option {option} names");
+            let read = |path: &String| read_file(&what, path.as_ref(), DOCUMENT);
             path.as_ref().map(read).transpose()
         };
         let cert = file("tls_cert", &self.cert)?;

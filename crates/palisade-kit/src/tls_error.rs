@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
-use rustls::{AlertDescription, ClientConfig, SignatureScheme};
+use rustls::{AlertDescription, CertificateError, ClientConfig, SignatureScheme};
 
 use super::tls::Tls;
 use palisade_core::engine::config_error;
@@ -77,7 +77,7 @@ impl ResolvesClientCert for Asked {
 
 /// Explains `error` of a server called `who`, whose scheme without TLS is `plain`.
 pub fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
-    use rustls::CertificateError as Bad;
+    use CertificateError as Bad;
     match error {
         rustls::Error::InvalidMessage(_) => format!(
             "this port of {who} does not speak TLS; use {plain}: in place of {plain}s:, or the port for TLS"
@@ -101,14 +101,33 @@ pub fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
             Bad::UnknownIssuer => format!(
                 "the certificate of {who} is from an authority that is not trusted here; name its authority with tls_ca"
             ),
+            bad if authority_as_server(bad) => format!(
+                "the certificate of {who} is an authority's (CA:TRUE), which no server may show as its own; give the server one that an authority has signed, or a self-signed one with -addext basicConstraints=critical,CA:FALSE"
+            ),
+            Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => format!(
+                "the certificate of {who} is not for servers; give the server one whose extendedKeyUsage has serverAuth"
+            ),
+            Bad::BadSignature => format!(
+                "the certificate of {who} is not signed by the authority that tls_ca names, though it has the same name; is the authority's certificate an old one?"
+            ),
+            Bad::Revoked => format!("the certificate of {who} is revoked; give the server another"),
+            Bad::BadEncoding | Bad::UnhandledCriticalExtension => format!(
+                "the certificate of {who} can't be read; give the server one in X.509 version 3"
+            ),
             _ => format!(
-                "the certificate of {who} can't be used ({bad}); is tls_ca its authority, and does it name this host?"
+                "the certificate of {who} can't be used; is tls_ca its authority, does it name this host, and is its key of a usual kind?"
             ),
         },
         _ => format!(
             "the TLS handshake with {who} failed ({error}); is tls_ca the authority of its certificate, and does the certificate name this host?"
         ),
     }
+}
+
+/// Whether a server shows the certificate of an authority as its own, as it does with what
+/// `openssl req -x509` makes by default. The library has no name for it.
+pub fn authority_as_server(bad: &CertificateError) -> bool {
+    format!("{bad:?}").contains("CaUsedAsEndEntity")
 }
 
 /// The message for a server that closed the connection because of our certificate or the lack of

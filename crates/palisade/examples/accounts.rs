@@ -2,7 +2,7 @@
 //! chooses, so that two transfers in opposite directions never wait for each other.
 
 use palisade::Client;
-use palisade::fence::{self, SharedFence, Verdict};
+use palisade::fence::{self, SharedFence, Taken, Verdict};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> palisade::Result<()> {
@@ -26,8 +26,14 @@ async fn transfer(
     both.run(async {
         for account in both.holds() {
             // Each account has its own lock, token and mark.
-            let entry = format!("{from} to {to}: 10");
-            let write = storage.write(account.name(), account.write_token()?, entry.into());
+            let (name, token) = (account.name(), account.write_token()?);
+            // Raised before it is read: an older holder's late entry would be overwritten.
+            let Taken::Accepted { data } = storage.take(name, token).await? else {
+                panic!("replaced");
+            };
+            let mut entries = data.unwrap_or_default();
+            entries.extend_from_slice(format!("{from} to {to}: 10\n").as_bytes());
+            let write = storage.write(name, token, entries);
             assert_eq!(write.await?, Verdict::Accepted);
         }
         println!("{from} pays {to}");

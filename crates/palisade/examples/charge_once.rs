@@ -3,7 +3,7 @@
 //! Ben is stopped with the lock in his hands, as by a debugger or a sleeping laptop, until it has been
 //! given to Anna. He still believes; the storage does not believe him.
 
-use palisade::fence::{self, Verdict};
+use palisade::fence::{self, Taken, Verdict};
 use palisade::{Eviction, Which};
 
 #[tokio::main(flavor = "current_thread")]
@@ -14,13 +14,27 @@ async fn main() -> palisade::Result<()> {
 
     let ben = lock.lock().await?;
     let bens_token = ben.write_token()?;
+    let card = storage.take(ben.name(), bens_token).await?;
+    assert_eq!(
+        card,
+        Taken::Accepted { data: None },
+        "nobody has charged it"
+    );
 
     // His lease ends; here an operator ends it, which is quicker.
     client
         .evict(ben.name(), Which::Holders, Eviction::Remove)
         .await?;
     let anna = lock.lock().await?;
-    let charge = storage.write(anna.name(), anna.write_token()?, b"charged by Anna".into());
+    let annas_token = anna.write_token()?;
+    // From here on Ben can't write; if he had, Anna would see it now.
+    let card = storage.take(anna.name(), annas_token).await?;
+    assert_eq!(
+        card,
+        Taken::Accepted { data: None },
+        "nobody has charged it"
+    );
+    let charge = storage.write(anna.name(), annas_token, b"charged by Anna".into());
     // Dropped at once if the lock is lost.
     assert_eq!(anna.run(charge).await??, Verdict::Accepted);
 

@@ -4,14 +4,13 @@
 use std::sync::Arc;
 
 use crate::fence::{Rule, SharedFence};
-use palisade_core::Client;
 use palisade_core::command::nearest;
 #[cfg(feature = "baseline")]
 use palisade_core::engine::Baseline;
 use palisade_core::engine::{
     BoxFuture, EngineFactory, EngineInfo, IntoUrl, Settings, SharedEngine, Url, config_error,
 };
-use palisade_core::{Error, ErrorKind, Result};
+use palisade_core::{Client, Error, ErrorKind, Result};
 #[cfg(feature = "file")]
 use palisade_file::FileFence;
 
@@ -382,8 +381,8 @@ fn unknown(url: &Url) -> Error {
     let scheme = url.scheme.as_str();
     if let Some((feature, ..)) = FEATURES.iter().find(|known| known.1.contains(&scheme)) {
         return config_error(format!(
-            "this build lacks {scheme}:; build it with the feature {feature}, as in \
-             `cargo build --features {feature}`"
+            "this build lacks {scheme}:; add the feature {feature} of the crate palisade in \
+             Cargo.toml, as `cargo add palisade --features {feature}` does"
         ));
     }
     // A host and a port are no URL. Any other number may be a password.
@@ -543,7 +542,7 @@ mod tests {
     #[test]
     fn what_is_no_scheme_of_this_build_is_explained() {
         for (url, word) in [
-            ("redis://h", "feature redis"),
+            ("redis://h", "cargo add palisade --features redis"),
             ("postgres+advisory://h/d", "feature postgres"),
             ("localhost:6379", "redis://localhost:6379"),
             ("db1.example.org:5432", "postgres://db1.example.org:5432"),

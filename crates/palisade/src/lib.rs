@@ -175,7 +175,9 @@ pub mod command {
     pub use palisade_core::command::*;
     #[cfg(feature = "baseline")]
     pub use palisade_core::engine::Baseline;
-    pub use palisade_core::engine::parse_duration;
+    pub use palisade_core::engine::{parse_duration, rounded};
+    #[cfg(feature = "file")]
+    pub use palisade_file::locate;
     #[cfg(feature = "http")]
     pub use palisade_http::config::own_folder;
     #[cfg(feature = "http")]

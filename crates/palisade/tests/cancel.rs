@@ -51,6 +51,22 @@ fn acquires_that_are_dropped_at_random_awaits_leave_nothing_behind() {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
+        // Nothing is held: the timer of the process ends, though the client lives.
+        let limit = Instant::now() + Duration::from_secs(20);
+        while has_timer() {
+            assert!(Instant::now() < limit, "{engine}: the timer stayed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let hold = runtime.block_on(client.mutex("timed").lock()).unwrap();
+        // A thread gives itself its name when it begins.
+        while !has_timer() {
+            assert!(
+                Instant::now() < limit,
+                "{engine}: nobody minds the deadline"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        runtime.block_on(hold.release()).unwrap();
         drop(client);
         let limit = Instant::now() + Duration::from_secs(20);
         while Left::behind().is_more_than(&before) {
@@ -130,6 +146,14 @@ async fn in_lines(client: &Client) -> usize {
     let lines = client.survey(Scope::Prefix(String::new())).await.unwrap();
     let claims = |line: &palisade::report::LineReport| line.holders.len() + line.waiters.len();
     lines.iter().map(claims).sum()
+}
+
+/// Whether the thread that minds deadlines runs.
+fn has_timer() -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    let mut names = tasks.filter_map(|task| name(task.unwrap()).ok());
+    names.any(|name| name.trim() == "palisade-timer")
 }
 
 /// The threads and descriptors of this process.

@@ -205,3 +205,51 @@ fn who_saw_itself_invalid_stays_so_and_is_told() {
         assert_eq!(engine.leave.calls(), 1);
     });
 }
+
+/// The keeper's thread hangs in a renewal, or is about to: whoever tells, tells once.
+#[test]
+fn a_loss_is_told_once_while_the_keeper_hangs() {
+    tried(|| {
+        let (engine, client) = block_on(Faulty::client(TTL));
+        engine.renew.set([Fault::Block], Fault::Pass);
+        let told = Arc::new(AtomicUsize::new(0));
+        let client = client.observed_by(Losses(Arc::clone(&told)));
+        let hold = block_on(client.mutex("x").lock()).unwrap();
+        let clock = thread::spawn(|| {
+            advance(DUE);
+            advance(DEADLINE - DUE);
+        });
+        block_on(hold.lost());
+        assert!(!hold.is_valid());
+        clock.join().unwrap();
+        engine.renew.unblock();
+        drop(hold);
+        end(&engine, client);
+        assert_eq!(told.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// The timer finds nothing registered, and ends, just when a claim comes.
+#[test]
+fn a_claim_that_comes_while_the_timer_ends_is_told_of_its_loss() {
+    tried(|| {
+        let (engine, client) = block_on(Faulty::client(TTL));
+        engine.renew.set([], Fault::Block);
+        drop(block_on(client.mutex("y").lock()).unwrap());
+        // The timer looks once a second at the latest.
+        let clock = thread::spawn(|| advance(ms(1_000)));
+        if let Ok(Some(hold)) = block_on(client.mutex("x").try_lock()) {
+            clock.join().unwrap();
+            let second = thread::spawn(|| {
+                advance(DUE);
+                advance(DEADLINE - DUE);
+            });
+            block_on(hold.lost());
+            second.join().unwrap();
+        } else {
+            clock.join().unwrap();
+        }
+        engine.renew.unblock();
+        end(&engine, client);
+    });
+}

@@ -15,13 +15,16 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_e
 use reqwest::header::HeaderName;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use super::error::{UNKNOWN_TOKEN, WHO, broken, denied, not_consul, refused};
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
 use palisade_core::engine::{config_error, no_connection, unreachable};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
+use palisade_kit::replies::{LISTING, REPLY};
 use palisade_kit::{
-    Asked, Host, Link, PerRuntime, SecretFile, Tls, first_to_answer, http_client_with, timed,
+    Asked, Broke, Host, Link, PerRuntime, SECRET, SecretFile, Tls, ask_http, first_to_answer,
+    http_client_with, read_text, redirected, timed,
 };
 
 /// The header with the ACL token.
@@ -62,20 +65,28 @@ impl Token {
             Self::Given(token) => Ok(Some(token.clone())),
             Self::File(file) => file.read().map(Some),
             Self::EnvironmentFile(path) => {
-                let read = std::fs::read_to_string(path).map_err(|error| {
-                    let message = "the file that CONSUL_HTTP_TOKEN_FILE names can't be read";
-                    config_error(message).because(error)
-                })?;
+                let what = "the file that CONSUL_HTTP_TOKEN_FILE names";
+                let read = read_text(what, path, SECRET)?;
                 Ok(Some(read.trim().to_owned()))
             }
         }
     }
 }
 
-/// An HTTP client, and the agent that it talks to.
+/// How long an idle connection is kept. An agent accepts few from one address (200 by default), for
+/// all processes together: one that holds a lock needs none between its renewals, but the two that
+/// the keeper has.
+const IDLE: Duration = Duration::from_millis(250);
+
+/// HTTP clients, and the agent that they talk to.
 #[derive(Clone)]
 struct Connection {
     http: reqwest::Client,
+    /// For the keeper's own requests. It keeps one connection for good, so that a holder can still
+    /// renew when others have taken all that the agent accepts.
+    steady: reqwest::Client,
+    /// Held by the one of the keeper's requests that uses it.
+    turn: Arc<Semaphore>,
     base: Arc<str>,
     /// The token that it sends; a secret.
     token: Option<Arc<str>>,
@@ -83,12 +94,17 @@ struct Connection {
 
 impl Access {
     /// An HTTP client for this runtime, with the token and certificates as their files are now.
-    fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
+    fn http(&self, token: Option<&str>, steady: bool) -> Result<reqwest::Client> {
         let token = token.map(|token| (TOKEN, token.to_owned()));
-        http_client_with(self.tls.as_ref(), &self.asked, "ACL token", token)?
-            .connect_timeout(self.connect_timeout)
-            .build()
-            .map_err(|error| config_error("an HTTP client can't be set up").because(error))
+        let builder = http_client_with(self.tls.as_ref(), &self.asked, "ACL token", token)?
+            .connect_timeout(self.connect_timeout);
+        let builder = if steady {
+            builder.pool_max_idle_per_host(1).pool_idle_timeout(None)
+        } else {
+            builder.pool_idle_timeout(IDLE)
+        };
+        let http = builder.build();
+        http.map_err(|error| config_error("an HTTP client can't be set up").because(error))
     }
 
     /// Asks all agents for the leader, and uses the first one that knows it.
@@ -98,10 +114,13 @@ impl Access {
 
     async fn connect_to_any(&self) -> Result<Connection> {
         let token: Option<Arc<str>> = self.token.read()?.map(Into::into);
-        let http = self.http(token.as_deref())?;
+        let http = self.http(token.as_deref(), false)?;
+        let steady = self.http(token.as_deref(), true)?;
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let connection = |host: &Host| Connection {
             http: http.clone(),
+            steady: steady.clone(),
+            turn: Arc::new(Semaphore::new(1)),
             base: format!("{scheme}://{host}").into(),
             token: token.clone(),
         };
@@ -121,19 +140,22 @@ impl Access {
 
     async fn ask_leader(&self, connection: Connection) -> Result<Connection> {
         let base = &connection.base;
-        let failed = |error: reqwest::Error| self.asked.judge(WHO, broken("connect", base, &error));
+        let failed = |broke: Broke| self.asked.judge(WHO, broken("connect", base, &broke));
         let request = connection.http.get(format!("{base}/v1/status/leader"));
-        let response = request.send().await.map_err(failed)?;
+        let answer = ask_http(request, REPLY).await.map_err(failed)?;
         self.asked.served();
-        let status = response.status();
-        let leader = response.text().await.map_err(failed)?;
+        let (status, leader) = (answer.status, String::from_utf8_lossy(&answer.body));
         if status != StatusCode::OK {
             let (error, _) = refused("connect", status, &leader, true);
-            if error.kind() == ErrorKind::Config {
-                return Err(error);
+            if matches!(error.kind(), ErrorKind::Config | ErrorKind::Unreachable) {
+                return Err(error.not_applied());
             }
+            let hint = match redirected(status, &answer.headers) {
+                hint if hint.is_empty() => "; is it Consul's HTTP port?".to_owned(),
+                hint => hint,
+            };
             let status = status.as_u16();
-            let message = format!("{base} answers with status {status}; is it Consul's HTTP port?");
+            let message = format!("{base} answers with status {status}{hint}");
             return Err(Error::new(ErrorKind::Unusable, "connect", message));
         }
         if matches!(leader.trim(), "" | "\"\"") {
@@ -194,7 +216,7 @@ impl Client {
         });
         let (scope, token) = (named.collect(), access.token.read()?);
         // Fails now and not at the first request.
-        access.http(token.as_deref())?;
+        access.http(token.as_deref(), false)?;
         let access = Arc::new(access);
         let connects = Arc::clone(&access);
         let connections = PerRuntime::new(access.connect_timeout, move || {
@@ -232,43 +254,64 @@ impl Client {
         path: &str,
         body: Vec<u8>,
     ) -> Result<Reply> {
-        self.send_within(operation, method, path, body, self.timeout)
+        self.send_within(operation, method, path, body, (self.timeout, REPLY))
             .await
     }
 
+    /// Sends one request, with bounds for the time until its reply and for its size.
     async fn send_within(
         &self,
         operation: &'static str,
         method: Method,
         path: &str,
         body: Vec<u8>,
-        timeout: Duration,
+        (timeout, most): (Duration, usize),
     ) -> Result<Reply> {
         let link = self.connections.get().await?;
-        let Connection { http, base, .. } = &link.connection;
+        let Connection {
+            http,
+            steady,
+            turn,
+            base,
+            ..
+        } = &link.connection;
         let url = format!("{base}{path}{}", self.scope);
-        let request = http.request(method, url).body(body).send();
-        let reply = async {
-            let response = request.await?;
-            let index = response.headers().get("x-consul-index");
-            let index = index.and_then(|index| index.to_str().ok()?.parse().ok());
-            Ok(Reply {
-                status: response.status(),
-                index: index.unwrap_or(0),
-                body: response.bytes().await?.to_vec(),
-            })
+        let mut _turn = None;
+        let http = match operation {
+            // It waits for nobody: an audit may hang.
+            "renew" => {
+                _turn = turn.try_acquire().ok();
+                steady
+            }
+            "audit" => {
+                // The keeper asks for both at once, and a renewal goes first.
+                tokio::task::yield_now().await;
+                _turn = timed(operation, timeout, turn.acquire()).await?.ok();
+                steady
+            }
+            _ => http,
         };
-        match timed(operation, timeout, reply).await {
-            Ok(Ok(reply)) => match reply.status {
-                StatusCode::OK | StatusCode::NOT_FOUND | StatusCode::CONFLICT => {
-                    self.connections.answered(&link);
-                    Ok(reply)
+        let request = http.request(method, url).body(body);
+        match timed(operation, timeout, ask_http(request, most)).await {
+            Ok(Ok(answer)) => {
+                let index = answer.headers.get("x-consul-index");
+                let index = index.and_then(|index| index.to_str().ok()?.parse().ok());
+                let reply = Reply {
+                    status: answer.status,
+                    index: index.unwrap_or(0),
+                    body: answer.body,
+                };
+                match reply.status {
+                    StatusCode::OK | StatusCode::NOT_FOUND | StatusCode::CONFLICT => {
+                        self.connections.answered(&link);
+                        Ok(reply)
+                    }
+                    _ => Err(self.refusal(operation, &link, &reply).await),
                 }
-                _ => Err(self.refusal(operation, &link, &reply).await),
-            },
-            Ok(Err(error)) => {
+            }
+            Ok(Err(broke)) => {
                 self.connections.broken(&link).await;
-                Err(broken(operation, base, &error))
+                Err(broken(operation, base, &broke))
             }
             Err(late) => {
                 self.connections.unanswered(operation, &link).await;
@@ -323,7 +366,8 @@ impl Client {
         if recurse {
             query += "&recurse";
         }
-        let reply = self.send_within(operation, Method::GET, &query, Vec::new(), timeout);
+        let most = if recurse { LISTING } else { REPLY };
+        let reply = self.send_within(operation, Method::GET, &query, Vec::new(), (timeout, most));
         let reply = reply.await.map_err(Error::not_applied)?;
         let pairs = match reply.status {
             StatusCode::NOT_FOUND => Vec::new(),
@@ -415,7 +459,7 @@ impl Client {
         timed("renew", within, self.connect()).await??;
         let left = until.remaining().min(self.timeout);
         let path = format!("/v1/session/renew/{session}?");
-        let renewed = self.send_within("renew", Method::PUT, &path, Vec::new(), left);
+        let renewed = self.send_within("renew", Method::PUT, &path, Vec::new(), (left, REPLY));
         Ok(renewed.await?.status == StatusCode::OK)
     }
 

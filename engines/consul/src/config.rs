@@ -11,7 +11,7 @@ use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
 use palisade_core::engine::{
     EngineFactory, EngineInfo, Permits, Settings, SharedEngine, TtlRange, Url, config_error,
-    parse_duration,
+    parse_duration, rounded,
 };
 use palisade_core::{Capability, Error, ErrorKind, Guarantee, Result};
 use palisade_kit::{Asked, Host, SecretFile, Tls, typed_config};
@@ -187,8 +187,9 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
             ErrorKind::InvalidArgument,
             "ttl",
             format!(
-                "a ttl of {ttl:?} is below the session_ttl_min of this Consul, {:?}; take a longer one, or lower session_ttl_min on its servers",
-                capability.ttl.min
+                "a ttl of {} is below the session_ttl_min of this Consul, {}; take a longer one, or lower session_ttl_min on its servers",
+                rounded(ttl),
+                rounded(capability.ttl.min)
             ),
         ));
     }

@@ -8,7 +8,7 @@ use reqwest::StatusCode;
 
 use palisade_core::engine::unreachable;
 use palisade_core::{Error, ErrorKind};
-use palisade_kit::{about_tls, broken_http};
+use palisade_kit::{Broke, Place, about_tls, broken_http};
 
 /// The name of the other side in messages.
 pub(super) const WHO: &str = "Consul";
@@ -35,7 +35,7 @@ pub(super) fn refused(
         _ if failed && says("ermission denied") => return (denied(operation, has_token), true),
         StatusCode::TOO_MANY_REQUESTS => (
             ErrorKind::Unreachable,
-            "Consul refuses more requests or connections from here; raise limits.http_max_conns_per_client",
+            "Consul refuses more requests or connections from here; raise the agent's limits.http_max_conns_per_client (200 connections per address by default)",
         ),
         _ if bad && says("Consul Enterprise feature") => (
             ErrorKind::Config,
@@ -45,7 +45,7 @@ pub(super) fn refused(
             ErrorKind::InvalidName,
             "Consul's HTTP server refuses a character in this name; use another name",
         ),
-        _ if bad && says("HTTPS server") => (
+        _ if bad && says("HTTPS") => (
             ErrorKind::Config,
             "this port of Consul speaks TLS; use consuls: in place of consul:",
         ),
@@ -113,7 +113,15 @@ pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
 }
 
 /// The error for a failed connection to `base`.
-pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error) -> Error {
+pub(super) fn broken(operation: &'static str, base: &str, broke: &Broke) -> Error {
     let about_tls = |tls: &_| about_tls(WHO, "consul", tls);
-    broken_http(operation, ("no Consul agent", base), error, about_tls)
+    let place = Place {
+        who: WHO,
+        nobody: "no Consul agent",
+        base,
+        with_tls: "consuls: in place of consul:",
+        // An agent answers what is beyond its limit with 429, or just closes it.
+        closed: "; if many processes here use this agent, raise its limits.http_max_conns_per_client (200 connections per address by default)",
+    };
+    broken_http(operation, &place, broke, about_tls)
 }

@@ -15,7 +15,7 @@ use super::error::UNKNOWN_TOKEN;
 use super::keys::Keys;
 use super::kv::{Op, Pair, Record, SEMAPHORE, session_id, session_text};
 use super::snapshot::{Snapshot, Spot};
-use palisade_core::engine::{Ask, Mode, READERS, parse_duration};
+use palisade_core::engine::{Ask, Mode, READERS, parse_duration, rounded};
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use palisade_core::{ErrorKind, Name, Result};
 use palisade_kit::plain_text;
@@ -241,11 +241,12 @@ pub(super) async fn check(engine: &Consul) -> Result<Checkup> {
     }
     let (ttl, delay) = (engine.default_ttl, engine.lock_delay);
     let mut message = format!(
-        "with a ttl of {ttl:?} a lock whose holder died is free after up to {:?}: Consul keeps a session for up to twice its ttl",
-        ttl * 2 + delay
+        "with a ttl of {} a lock whose holder died is free after up to {}: Consul keeps a session for up to twice its ttl",
+        rounded(ttl),
+        rounded(ttl * 2 + delay)
     );
     if !delay.is_zero() {
-        message += &format!(", and the lock for a lock_delay of {delay:?} more");
+        message += &format!(", and the lock for a lock_delay of {} more", rounded(delay));
     }
     findings.push(Finding::new(
         Severity::Info,

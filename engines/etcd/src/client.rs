@@ -20,10 +20,17 @@ use super::proto::{Call, Header, LeaseKeepAliveRequest, LeaseResponse};
 use super::txn;
 use super::watch::{Range, Watch, Watcher};
 use palisade_core::{Error, ErrorKind, Result};
+use palisade_kit::replies::{LISTING, REPLY};
 use palisade_kit::{Link, PerRuntime, timed};
 
-/// The largest reply that is accepted: a survey of very many lines.
-const LARGEST: usize = 64 << 20;
+/// The most that a reply to an operation may have. An audit lists what a lease owns, and a fenced
+/// value may be as large as etcd takes.
+pub(super) fn most(operation: &str) -> usize {
+    match operation {
+        "survey" | "audit" | "fence" => LISTING,
+        _ => REPLY,
+    }
+}
 
 /// A connection to one member.
 #[derive(Clone)]
@@ -41,10 +48,16 @@ impl Connection {
             metadata.insert("token", token);
         }
         Self {
-            grpc: tonic::client::Grpc::new(channel).max_decoding_message_size(LARGEST),
+            grpc: tonic::client::Grpc::new(channel).max_decoding_message_size(REPLY),
             metadata,
             watcher: Arc::default(),
         }
+    }
+
+    /// The same, for replies of at most `most` bytes.
+    fn with_most(mut self, most: usize) -> Self {
+        self.grpc = self.grpc.max_decoding_message_size(most);
+        self
     }
 
     /// A unary call.
@@ -119,6 +132,10 @@ impl Client {
             let mut answered = Vec::new();
             while let Some(answer) = answers.next().await {
                 answered.push(answer?);
+                if answered.len() > leases.len() {
+                    let why = "more answers than requests";
+                    return Err(Status::new(Code::Internal, why));
+                }
             }
             // A write that changes nothing: etcd's reads are known to be stale during a change of
             // leader.
@@ -162,7 +179,8 @@ impl Client {
             Some(link) => link.clone(),
             None => self.links.get().await?,
         };
-        match timed(operation, self.timeout, calls(link.connection.clone())).await {
+        let connection = link.connection.clone().with_most(most(operation));
+        match timed(operation, self.timeout, calls(connection)).await {
             Ok(Ok(answer)) => {
                 self.links.answered(&link);
                 Ok(answer)

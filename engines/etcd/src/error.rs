@@ -3,11 +3,16 @@
 
 use tonic::{Code, Status};
 
+use super::client::most;
 use palisade_core::{Error, ErrorKind};
+use palisade_kit::replies::too_large;
 
 /// The message for a user whose role lacks a right.
 pub(super) const NO_RIGHT: &str = "etcd denies this user the keys; grant its role readwrite on \
                                    the prefix of the namespace and on .palisade/";
+
+/// The message for a read of a revision that was compacted away.
+pub(super) const COMPACTED: &str = "etcd has compacted this revision";
 
 /// The message of a status for a request that was never sent.
 const NOT_SENT: &str = "not sent";
@@ -64,6 +69,11 @@ pub(super) fn of(operation: &'static str, status: &Status, logs_in: bool) -> Err
             ErrorKind::Unusable,
             "the server does not know this request; etcd 3.4 or newer is needed",
         ),
+        Code::OutOfRange if said.contains("has been compacted") => (ErrorKind::Unusable, COMPACTED),
+        // By the gRPC library, before it has read the message.
+        Code::OutOfRange if said.contains("message length too large") => {
+            return too_large(operation, "etcd", most(operation)).maybe_applied();
+        }
         code => {
             let message = "etcd refuses a request of the engine";
             return Error::new(ErrorKind::Internal, operation, message)

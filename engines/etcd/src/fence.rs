@@ -9,10 +9,12 @@ use std::sync::Arc;
 use super::Inner;
 use super::config;
 use super::keys::Keys;
-use super::proto::{Compare, KeyValue, LESS, TxnRequest, VALUE};
+use super::proto::{Compare, KeyValue, LESS, RequestOp, TxnRequest, VALUE};
 use super::txn::{created_at, delete, found, one, plain, put, read};
 use palisade_core::engine::{Settings, Url};
-use palisade_core::fence::{Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
+use palisade_core::fence::{
+    Fenced, Rule, SharedFence, Taken, Verdict, WriteToken, digits, read_digits,
+};
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
 use palisade_kit::fence_store::{FenceStore, Stored};
 
@@ -63,19 +65,15 @@ impl EtcdFence {
         let answer = self.inner.client.call("fence", request).await?;
         Ok((answer.succeeded, found(answer).collect()))
     }
-}
 
-impl FenceStore for EtcdFence {
+    /// Does `steps` in one transaction if the token is accepted, and answers with what they read.
     async fn judged(
         &self,
-        resource: &Name,
+        keys: &Fencing,
         token: WriteToken,
-        data: Option<Vec<u8>>,
-    ) -> Result<Verdict> {
+        steps: Vec<RequestOp>,
+    ) -> Result<std::result::Result<Vec<Vec<KeyValue>>, Token>> {
         let number = token.stored()?;
-        let keys = Fencing::of(&self.inner.keys, resource)?;
-        let mut writes = vec![put(keys.mark.clone(), digits(number).into_bytes(), 0)];
-        writes.extend(data.map(|data| put(keys.data.clone(), data, 0)));
         // etcd has no "at most" comparison, and an absent key is neither less nor greater.
         let above = match self.rule {
             Rule::Strict => number,
@@ -85,18 +83,17 @@ impl FenceStore for EtcdFence {
         for _ in 0..TRIES {
             let request = TxnRequest {
                 compare: vec![condition],
-                success: writes.clone(),
+                success: steps.clone(),
                 failure: vec![read(one(&keys.mark))],
             };
-            let (accepted, mark) = self.txn(request).await?;
+            let (accepted, found) = self.txn(request).await?;
             if accepted {
-                return Ok(Verdict::Accepted);
+                return Ok(Ok(found));
             }
-            let highest = mark.first().and_then(|kvs| kvs.first());
+            let highest = found.first().and_then(|kvs| kvs.first());
             let highest = highest.map(token_of).transpose()?;
-            let verdict = self.rule.judge(highest, token);
-            if verdict != Verdict::Accepted {
-                return Ok(verdict);
+            if let Verdict::Stale { highest } = self.rule.judge(highest, token) {
+                return Ok(Err(highest));
             }
             condition = match highest {
                 None => created_at(&keys.mark, 0),
@@ -105,6 +102,43 @@ impl FenceStore for EtcdFence {
         }
         let message = "others forget this resource and make it again all the time";
         Err(Error::new(ErrorKind::Unreachable, "fence", message))
+    }
+}
+
+/// Puts the mark.
+fn mark(keys: &Fencing, number: i64) -> RequestOp {
+    put(keys.mark.clone(), digits(number).into_bytes(), 0)
+}
+
+impl FenceStore for EtcdFence {
+    async fn judged(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Option<Vec<u8>>,
+    ) -> Result<Verdict> {
+        let keys = Fencing::of(&self.inner.keys, resource)?;
+        let mut steps = vec![mark(&keys, token.stored()?)];
+        steps.extend(data.map(|data| put(keys.data.clone(), data, 0)));
+        Ok(match self.judged(&keys, token, steps).await? {
+            Ok(_) => Verdict::Accepted,
+            Err(highest) => Verdict::Stale { highest },
+        })
+    }
+
+    async fn take(&self, resource: &Name, token: WriteToken) -> Result<Taken> {
+        let keys = Fencing::of(&self.inner.keys, resource)?;
+        let raised = self
+            .rule
+            .mark_of_take(token)?
+            .map(|number| mark(&keys, number));
+        let steps = raised.into_iter().chain([read(one(&keys.data))]).collect();
+        Ok(match self.judged(&keys, token, steps).await? {
+            Ok(found) => Taken::Accepted {
+                data: found.into_iter().flatten().next().map(|kv| kv.value),
+            },
+            Err(highest) => Taken::Stale { highest },
+        })
     }
 
     async fn read(&self, resource: &Name) -> Result<Option<Fenced>> {

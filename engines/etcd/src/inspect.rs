@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::Inner;
 use super::config::CAPABILITY;
-use super::keys;
 use super::leases::{self, seconds};
 use super::proto::{
     AlarmRequest, CORRUPT, KeyValue, LeaseTimeToLiveRequest, NO_SPACE, RangeRequest, StatusRequest,
+    StatusResponse,
 };
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
-use palisade_core::engine::Seat;
+use super::{Inner, client, error, keys};
+use palisade_core::engine::{Seat, rounded};
 use palisade_core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use palisade_core::{ErrorKind, Result};
 use palisade_kit as kit;
@@ -130,7 +130,11 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
             "raise era= in the URL of every client",
         ));
     }
-    findings.extend(alarms_raised(engine).await?);
+    let alarms = alarms_raised(engine).await?;
+    let is_full = alarms.iter().any(|alarm| alarm.code == QUOTA_ALARM);
+    findings.extend(alarms);
+    findings.extend((!is_full).then(|| of_size(&status)).flatten());
+    findings.extend(never_compacted(engine, client::revision(&status.header)).await?);
     findings.extend(ttl_floor(engine).await);
     let endpoints = &engine.endpoints;
     findings.extend(kit::plain_text(&endpoints.hosts, endpoints.is_encrypted()));
@@ -151,10 +155,11 @@ async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
     };
     let raised = |alarm| answer.alarms.iter().any(|raised| raised.alarm == alarm);
     let quota = Finding::new(
-        Severity::Warning,
-        "quota_alarm",
+        Severity::Danger,
+        QUOTA_ALARM,
         "etcd has used up its quota: no lock can be taken",
-        "etcdctl compact, etcdctl defrag, etcdctl alarm disarm; then raise the quota",
+        "etcdctl compact, etcdctl defrag, etcdctl alarm disarm; then set \
+         --auto-compaction-retention, and raise the quota",
     );
     let corrupt = Finding::new(
         Severity::Danger,
@@ -167,6 +172,66 @@ async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
     Ok(known.map(|(_, finding)| finding).collect())
 }
 
+/// The finding of an etcd that takes no writes.
+const QUOTA_ALARM: &str = "quota_alarm";
+
+/// The quota of an etcd that is not told another, and does not tell (before 3.6).
+const USUAL_QUOTA: i64 = 2 << 30;
+
+/// Warns about a database that has used up half of its quota: history grows with every lock.
+fn of_size(status: &StatusResponse) -> Option<Finding> {
+    let (quota, supposed) = match status.quota {
+        0 => (USUAL_QUOTA, ", if that is the default"),
+        told => (told, ""),
+    };
+    let mib = |bytes: i64| bytes >> 20;
+    (status.size >= quota / 2).then(|| {
+        Finding::new(
+            Severity::Warning,
+            "quota_near",
+            format!(
+                "the database has {} MiB ({} MiB in use) of a quota of {} MiB{supposed}: when that \
+                 is used up, no lock can be taken",
+                mib(status.size),
+                mib(status.size_in_use),
+                mib(quota)
+            ),
+            "set --auto-compaction-retention; etcdctl compact and etcdctl defrag free what is there",
+        )
+    })
+}
+
+/// With fewer revisions an etcd may just be young.
+const YOUNG: i64 = 10_000;
+
+/// Warns about a history that nobody compacts, which etcd does not do by itself.
+async fn never_compacted(engine: &Inner, revision: i64) -> Result<Option<Finding>> {
+    if revision <= YOUNG {
+        return Ok(None);
+    }
+    let first = RangeRequest {
+        revision: 1,
+        serializable: true,
+        ..txn::one(keys::NOTHING.as_bytes())
+    };
+    match engine.client.call("check", first).await {
+        Ok(_) => Ok(Some(Finding::new(
+            Severity::Warning,
+            "never_compacted",
+            format!(
+                "the history of {revision} revisions was never compacted: it grows with every lock \
+                 until the quota is used up"
+            ),
+            "run etcd with --auto-compaction-retention=1h, or etcdctl compact and etcdctl defrag \
+             now and then",
+        ))),
+        Err(error) if error.message() == error::COMPACTED => Ok(None),
+        // A role that may not read this key.
+        Err(error) if error.kind() == ErrorKind::Denied => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Requests a lease of one second, to see the shortest ttl that is granted.
 async fn ttl_floor(engine: &Inner) -> Option<Finding> {
     let second = Duration::from_secs(1);
@@ -175,7 +240,10 @@ async fn ttl_floor(engine: &Inner) -> Option<Finding> {
     let _ = leases::revoke(&engine.client, "check", granted.id).await;
     let floor = granted.armed.ttl;
     (floor > CAPABILITY.ttl.min).then(|| {
-        let message = format!("a shorter ttl is granted as {floor:?}: 1.5 election timeouts");
+        let message = format!(
+            "a shorter ttl is granted as {}: 1.5 election timeouts",
+            rounded(floor)
+        );
         let remedy = "plan for it: a lock whose holder died is free after that time";
         Finding::new(Severity::Info, "ttl_floor", message, remedy)
     })
@@ -226,6 +294,25 @@ fn of_version(version: &str) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_database_is_judged_by_its_quota() {
+        let of = |size: i64, quota: i64| {
+            of_size(&StatusResponse {
+                size: size << 20,
+                quota: quota << 20,
+                ..StatusResponse::default()
+            })
+        };
+        assert!(of(1023, 0).is_none() && of(4095, 8192).is_none());
+        let supposed = of(1024, 0).unwrap().message;
+        assert!(
+            supposed.contains("1024 MiB (0 MiB in use) of a quota of 2048 MiB, if"),
+            "{supposed}"
+        );
+        let told = of(4096, 8192).unwrap().message;
+        assert!(told.contains("of a quota of 8192 MiB:"), "{told}");
+    }
 
     #[test]
     fn versions_are_judged_by_what_is_known_of_them() {

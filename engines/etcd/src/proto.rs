@@ -39,6 +39,8 @@ messages! {
         [bytes = "vec"] key: Vec<u8> = "1";
         [bytes = "vec"] range_end: Vec<u8> = "2";
         [int64] limit: i64 = "3";
+        /// The state at this revision; zero for the latest.
+        [int64] revision: i64 = "4";
         [int32] sort_order: i32 = "5";
         [int32] sort_target: i32 = "6";
         /// A read from this member alone, without a quorum.
@@ -173,8 +175,13 @@ messages! {
     StatusRequest {}
 
     StatusResponse {
+        [message, optional] header: Option<Header> = "1";
         [string] version: String = "2";
+        [int64] size: i64 = "3";
         [uint64] leader: u64 = "4";
+        [int64] size_in_use: i64 = "9";
+        /// Since 3.6.
+        [int64] quota: i64 = "12";
     }
 
     /// Without fields it lists the alarms that are raised.

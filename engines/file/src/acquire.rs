@@ -7,16 +7,35 @@ use super::error::file_failed;
 use super::leases::Mine;
 use super::line_file::{Extra, Missing};
 use super::notify::Sleeper;
+use super::presence::Seen;
 use super::tx::{self, Sleep, Suspects};
 use palisade_core::engine::{Claim, Entered, LeaseStart, Place, Seat, Ticket};
-use palisade_core::{BootTime, Result};
+use palisade_core::{BootTime, Outcome, Result};
 
 pub(super) async fn enter(engine: &FileEngine, claim: &Claim) -> Result<Entered> {
-    let store = &*engine.store;
-    if engine.by_lease {
-        let home = store.home();
-        home.promised.raise(&home.dir, claim.ttl)?;
+    let store = &engine.store;
+    if !engine.by_lease {
+        return take_place(engine, claim).await;
     }
+    let home = store.home();
+    let promised = &home.promised;
+    if promised.raise(home, store.process(), claim.id, claim.ttl)? {
+        store.lower_in_time();
+    }
+    let entered = take_place(engine, claim).await;
+    let not_taken = match &entered {
+        Ok(Entered::Busy) => true,
+        Ok(Entered::In { .. }) => false,
+        Err(error) => error.outcome() == Outcome::NotApplied,
+    };
+    if not_taken {
+        promised.left(claim.id);
+    }
+    entered
+}
+
+async fn take_place(engine: &FileEngine, claim: &Claim) -> Result<Entered> {
+    let store = &*engine.store;
     let sent = BootTime::now();
     if store.left.lock().has(claim.id, sent) {
         return Ok(Entered::Busy);
@@ -59,11 +78,15 @@ pub(super) async fn enter(engine: &FileEngine, claim: &Claim) -> Result<Entered>
         }
         tx.settle(Suspects::Before(claim.id))?;
     }
+    // The commit is one change.
+    let changes = tx.state.changes() + 1;
     let seat = tx.state.line.seat_mut(claim.id);
     let seat = seat.filter(|seat| seat.is_held() || claim.queue || known);
     let (Some(seat), Some(file)) = (seat, &tx.file) else {
         tx.state.line.remove(claim.id, 0);
-        return tx.commit(Some(claim.id)).map(|()| Entered::Busy);
+        let unseen = tx.unseen();
+        tx.commit(Some(claim.id))?;
+        return unseen.map_or(Ok(Entered::Busy), Err);
     };
     if !known {
         let mine = Mine {
@@ -73,6 +96,7 @@ pub(super) async fn enter(engine: &FileEngine, claim: &Claim) -> Result<Entered>
             expires: seat.expires,
             ttl: seat.ttl,
             sequence: seat.sequence,
+            seen: Seen::after(changes),
         };
         let slot = store.leases.add(claim.id, mine);
         seat.extra.slot =
@@ -104,17 +128,22 @@ pub(super) async fn wait(engine: &FileEngine, ticket: &Ticket, until: BootTime) 
     // Registered before the first read, so that no hint in between is missed.
     let sleeper = store.watcher.sleeper(claim.0);
     loop {
-        let (place, sleep) = {
+        let (place, sleep, unseen) = {
             let looked = tx::look(engine, "wait", &ticket.name, Suspects::Before(claim)).await?;
             let line = &looked.state().line;
             let seat = line.seat(claim);
             let place = seat.map_or(Place::Gone, Seat::place);
             let sleep = Sleep::on(line.blockers(claim).into_iter().chain(seat));
+            let unseen = looked.unseen();
             looked.done(Some(claim))?;
-            (place, sleep)
+            (place, sleep, unseen)
         };
         if let Place::Held { sequence } = place {
             store.leases.granted(claim, sequence);
+        }
+        // The caller tries again, and can say what is wrong.
+        if let (Place::Waiting, Some(unseen)) = (place, unseen) {
+            return Err(unseen);
         }
         if place != Place::Waiting || until.has_passed() {
             return Ok(place);

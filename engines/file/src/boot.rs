@@ -14,10 +14,10 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, OFlags};
 
 use super::dir::{self, Dir, Identity, identity};
-use super::error::unusable_dir;
+use super::error::{unseen_sign, unusable_dir};
 use super::line_file::LineFile;
-use super::liveness::{self, Liveness};
-use super::promised::{self, PROMISED, Promised};
+use super::liveness::{self, Liveness, Signs};
+use super::promised::{self, EARLIER, PROMISED, Promised};
 use super::tokens::{self, CEILING, Tokens};
 use palisade_core::engine::config_error;
 use palisade_core::{Error, ErrorKind, Result};
@@ -51,9 +51,16 @@ pub(super) struct Home {
 
 impl Home {
     /// Whether the store's path still leads to the directory of lines that was joined.
-    pub(super) fn lines_are_in_place(&self) -> bool {
-        rustix::fs::lstat(self.dir.path.join(LINES))
-            .is_ok_and(|stat| identity(&stat) == self.lines_identity)
+    pub(super) fn lines_are_in_place(&self) -> rustix::io::Result<bool> {
+        dir::leads_to(&self.dir.path.join(LINES), self.lines_identity)
+    }
+
+    pub(super) fn signs(&self) -> Signs<'_> {
+        Signs {
+            dir: &self.dir,
+            procs: &self.procs,
+            leases: &self.leases,
+        }
     }
 }
 
@@ -92,7 +99,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
             let ceiling = tokens::prepare(&dir, found.is_some())?;
             let boot = Boot {
                 base: tokens::base(ceiling),
-                grants_from: promised::over_at(&dir)?,
+                grants_from: promised::over_at(&dir, found.map_or(0, |found| found.base))?,
                 ..now
             };
             write(&dir, &boot)?;
@@ -107,10 +114,11 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
         procs: dir.folder(PROCS)?,
         leases: dir.folder(LEASES)?,
         tokens: Tokens::open(&dir, boot.base)?,
-        promised: Promised::open(&dir, boot.grants_from)?,
+        promised: Promised::new(boot.grants_from),
         dir,
     };
     let alone = liveness::sweep(&home);
+    promised::remove_waited_for(&home)?;
     if alone {
         LineFile::remove_unfinished(&home);
     }
@@ -127,10 +135,12 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
 fn refuse_foreign(dir: &Dir) -> Result<()> {
     for name in dir.entries()? {
         let ours = match name.as_str() {
-            "lock" | "fences" | QUEUES | CEILING | PROMISED | BOOT | NEW => true,
+            "lock" | "fences" | QUEUES | CEILING | PROMISED | EARLIER | BOOT | NEW => true,
             LINES | PROCS | LEASES => {
                 // Empty directories are left by a process that was killed here.
-                dir::names(dir.folder(&name)?).is_ok_and(|names| names.is_empty())
+                let names = dir::names(dir.folder(&name)?);
+                let failed = |errno| unusable_dir(&dir.path.join(&name), errno);
+                names.map_err(failed)?.is_empty()
             }
             other => other.starts_with("raw-"),
         };
@@ -148,20 +158,27 @@ fn refuse_foreign(dir: &Dir) -> Result<()> {
 /// FIFOs of another boot belong to dead processes. But a container may have its own boot id or
 /// clock, and then the FIFOs of its live processes are locked.
 fn refuse_living(dir: &Dir, found: &Boot, now: &Boot) -> Result<()> {
-    let Ok(procs) = dir.folder(PROCS) else {
-        return Ok(());
+    let (procs, leases) = (dir.folder(PROCS)?, dir.folder(LEASES)?);
+    let signs = Signs {
+        dir,
+        procs: &procs,
+        leases: &leases,
     };
-    if !liveness::any_alive(&procs) {
-        return Ok(());
-    }
+    let path = |name: &str| dir.path.join(PROCS).join(name);
+    let alive = match liveness::any_alive(signs) {
+        Ok(None) => return Ok(()),
+        Ok(Some(name)) => path(&name),
+        Err((name, errno)) => return Err(unseen_sign(&path(&name.unwrap_or_default()), errno)),
+    };
     let what = if found.id == now.id {
         "another time namespace"
     } else {
         "another boot id (a container with its own, or another machine)"
     };
     Err(config_error(format!(
-        "directory {} is in use by processes of {what}; use another directory",
-        dir.path.display()
+        "directory {} is in use by processes of {what}, as {} shows; use another directory",
+        dir.path.display(),
+        alive.display()
     )))
 }
 

@@ -113,7 +113,11 @@ impl Config {
 }
 
 /// The directory of the store.
-fn locate(url: &Url) -> Result<PathBuf> {
+///
+/// # Errors
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) if the URL names a host, or no directory and
+/// there is no default.
+pub fn locate(url: &Url) -> Result<PathBuf> {
     if !url.hosts.is_empty() {
         return Err(config_error(
             "file: takes a directory, not a host; write file:/var/lib/locks",

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::config::{Audience, Config};
-use super::error::{busy, unusable_dir};
+use super::error::{busy, no_current_dir, unusable_dir};
 use palisade_core::engine::config_error;
 use palisade_core::{BootTime, Result};
 
@@ -70,15 +70,16 @@ impl Dir {
     /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when it can't be used.
     pub(super) fn open(with: &Config) -> Result<Self> {
         let path = &with.path;
-        let path = std::path::absolute(path).map_err(|error| unusable_dir(path, error))?;
+        let path = std::path::absolute(path).map_err(|error| no_current_dir(path, error))?;
         let fail = |error: std::io::Error| unusable_dir(&path, error);
         make(&path, with.audience).map_err(fail)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
-        if let (Some(kind), false) = (remote_fs(&fd), with.allow_network_fs) {
+        let found = not_local(&fd).map_err(|e| fail(e.into()))?;
+        if let (Some(kind), false) = (found, with.allow_network_fs) {
             return Err(config_error(format!(
-                "directory {} is on {kind}, where locks can't be relied on; use a local \
-                 directory, or allow_network_fs=true at your own risk",
+                "directory {} is on {kind}, where locks can't be relied on; use a directory on a \
+                 local disk, or allow_network_fs=true at your own risk",
                 path.display()
             )));
         }
@@ -181,8 +182,21 @@ impl Dir {
     }
 
     /// Whether its path still leads to it.
-    pub(super) fn is_in_place(&self) -> bool {
-        rustix::fs::stat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity)
+    pub(super) fn is_in_place(&self) -> rustix::io::Result<bool> {
+        is(rustix::fs::stat(&self.path), self.identity)
+    }
+}
+
+/// Whether the path leads to this file or directory. An error is no answer.
+pub(super) fn leads_to(path: &Path, identity: Identity) -> rustix::io::Result<bool> {
+    is(rustix::fs::lstat(path), identity)
+}
+
+fn is(found: rustix::io::Result<Stat>, known: Identity) -> rustix::io::Result<bool> {
+    match found {
+        Ok(stat) => Ok(identity(&stat) == known),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -251,18 +265,38 @@ fn check_audience(path: &Path, stat: &Stat, audience: Audience) -> Result<()> {
     Err(config_error(message))
 }
 
-/// The kind of file system, if it is a network file system.
-pub(super) fn remote_fs(fd: &OwnedFd) -> Option<&'static str> {
-    let found = rustix::fs::fstatfs(fd).ok()?.f_type as u64 & 0xffff_ffff;
-    REMOTE
-        .iter()
-        .find(|(magic, _)| *magic == found)
-        .map(|(_, name)| *name)
+/// The kind of file system, unless it is known to be a local one, where `flock`, FIFOs and syncs do
+/// what palisade relies on.
+pub(super) fn not_local(fd: &OwnedFd) -> rustix::io::Result<Option<String>> {
+    let found = rustix::fs::fstatfs(fd)?.f_type as u64 & 0xffff_ffff;
+    if LOCAL.contains(&found) {
+        return Ok(None);
+    }
+    let known = KNOWN.iter().find(|(magic, _)| *magic == found);
+    let name = known.map_or("a file system that palisade does not know", |(_, name)| {
+        name
+    });
+    Ok(Some(format!("{name} (type {found:#x})")))
 }
 
-/// Overlay is not among them: files created at run time are in its upper layer, where locks and
-/// FIFOs work as on any local file system. Other containers just don't see them.
-const REMOTE: &[(u64, &str)] = &[
+/// Overlay is among them: files created at run time are in its upper layer, where locks and FIFOs
+/// work as on any local file system. Other containers just don't see them.
+const LOCAL: &[u64] = &[
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0x2fc1_2fc1, // ZFS
+    0xca45_1a4e, // bcachefs
+    0xf2f5_2010, // F2FS
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x794c_7630, // overlay
+    0x3153_464a, // JFS
+    0xf15f,      // eCryptfs
+];
+
+/// Names for messages.
+const KNOWN: &[(u64, &str)] = &[
     (0x6969, "NFS"),
     (0x517b, "SMB"),
     (0xff53_4d42, "CIFS"),
@@ -271,9 +305,17 @@ const REMOTE: &[(u64, &str)] = &[
     (0x0102_1997, "9p"),
     (0x00c3_6400, "Ceph"),
     (0x5346_414f, "AFS"),
+    (0x6b41_4653, "AFS"),
     (0x7375_7245, "Coda"),
     (0x0116_1970, "GFS2"),
     (0x7461_636f, "OCFS2"),
     (0x0bd0_0bd0, "Lustre"),
     (0x786f_4256, "a VirtualBox share"),
+    (0xbacb_acbc, "a VMware share"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x2003_0528, "OrangeFS"),
+    (0xaad7_aaea, "PanFS"),
+    (0x4d44, "FAT"),
+    (0x2011_bab0, "exFAT"),
 ];

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use palisade_core::engine::{config_error, rounded};
 use palisade_core::{Error, ErrorKind};
 
 /// The error for a directory that can't be created or used.
@@ -29,6 +30,16 @@ pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Err
         format!("directory {}: {what}", path.display()),
     )
     .because(cause)
+}
+
+/// The error for a relative path when the current directory does not exist any more.
+pub(super) fn no_current_dir(path: &Path, cause: std::io::Error) -> Error {
+    let message = format!(
+        "directory {}: the current directory was removed or can't be read; change to another one, \
+         or use an absolute path, as in file:/path/to/dir",
+        path.display()
+    );
+    config_error(message).because(cause)
 }
 
 /// The error for a file of an open store that can't be read or written. Nothing was changed.
@@ -69,11 +80,51 @@ fn short_of(cause: &std::io::Error) -> Option<(ErrorKind, &'static str)> {
     })
 }
 
+/// The error for a process whose renewals can't be read: nobody knows whether its claims have ended,
+/// so they have not.
+pub(super) fn unseen(operation: &'static str, path: &Path, cause: Errno) -> Error {
+    let cause = std::io::Error::from(cause);
+    let remedy = match short_of(&cause) {
+        Some((_, what)) => format!("; {what}"),
+        None => String::new(),
+    };
+    let message = format!(
+        "a claim ahead counts as alive, because its owner's renewals can't be read: {cause}{remedy}"
+    );
+    Error::new(ErrorKind::Unreachable, operation, message)
+        .with("file", path.display())
+        .because(cause)
+}
+
+/// The error for a sign of life that can't be looked at when a store is taken over.
+pub(super) fn unseen_sign(path: &Path, cause: Errno) -> Error {
+    let cause = std::io::Error::from(cause);
+    let (kind, remedy) = short_of(&cause).unwrap_or((
+        ErrorKind::Unusable,
+        "make the file accessible, or remove it if nobody uses the store",
+    ));
+    let message = format!(
+        "whether a process of another boot id uses the store can't be seen: {cause}; {remedy}"
+    );
+    Error::new(kind, "connect", message)
+        .with("file", path.display())
+        .because(cause)
+}
+
+/// The error for a claim that another process has taken out of its line.
+pub(super) fn taken_out(operation: &'static str, path: &Path) -> Error {
+    let message = "the claim is no longer in its line, though its lease has not ended: another \
+                   process has taken this one for dead, or the file was changed by something other \
+                   than palisade; another claim may have been granted";
+    Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
+}
+
 /// The error for a lock inside the store that can't be acquired, because a stopped process has it.
 pub(super) fn busy(operation: &'static str, timeout: Duration, path: &Path) -> Error {
     let message = format!(
-        "the store did not answer within {timeout:?}: another process is stopped or hangs in it; \
-         `fuser` on this file shows which"
+        "the store did not answer within {}: another process is stopped or hangs in it; \
+         `fuser` on this file shows which",
+        rounded(timeout)
     );
     Error::new(ErrorKind::Unreachable, operation, message).with("file", path.display())
 }

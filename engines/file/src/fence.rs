@@ -4,7 +4,8 @@
 //! The token is made durable **before** the data is put in place. A crash between the two leaves
 //! the old data under the new token, so that nothing stale can follow. Writers of one resource are
 //! serialised by an flock, which the kernel releases when one dies. If a writer is stopped inside a
-//! write, the others fail as unreachable and never overtake it.
+//! write, the others fail as unreachable and never overtake it. A write that was dropped before its
+//! turn is not started: it can't land over a later one of the same holder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,8 +16,9 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 
 use palisade_core::engine::BoxFuture;
-use palisade_core::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
+use palisade_core::fence::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result, Token};
+use palisade_kit::asked::Asked;
 
 /// How long to wait for another writer of the same resource.
 const TURN: Duration = Duration::from_secs(2);
@@ -86,6 +88,7 @@ impl FileFence {
             data: self.dir.join(format!("{stem}.data")),
             token: self.dir.join(format!("{stem}.fence")),
             turn: self.dir.join(format!("{stem}.lock")),
+            asked: Asked::default(),
         })
     }
 
@@ -97,7 +100,9 @@ impl FileFence {
     ) -> BoxFuture<Result<T>> {
         let (files, rule) = (self.files(resource), self.rule);
         Box::pin(async move {
-            let files = files?;
+            let mut files = files?;
+            let (_asking, asked) = Asked::new();
+            files.asked = asked;
             let joined = tokio::task::spawn_blocking(move || work(files, rule)).await;
             joined.unwrap_or_else(|error| {
                 Err(Error::new(
@@ -112,6 +117,7 @@ impl FileFence {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Fence for FileFence {
     fn write(
         &self,
@@ -121,7 +127,7 @@ impl Fence for FileFence {
     ) -> BoxFuture<Result<Verdict>> {
         self.blocking(resource, move |files, rule| {
             let _turn = files.take_turn()?;
-            let verdict = files.accept(rule, token)?;
+            let verdict = files.accept(rule, token, Some(token.stored()?))?;
             if verdict == Verdict::Accepted {
                 files.put(&files.data, &data)?;
             }
@@ -132,7 +138,19 @@ impl Fence for FileFence {
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
         self.blocking(resource, move |files, rule| {
             let _turn = files.take_turn()?;
-            files.accept(rule, token)
+            files.accept(rule, token, Some(token.stored()?))
+        })
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        self.blocking(resource, move |files, rule| {
+            let mark = rule.mark_of_take(token)?;
+            let _turn = files.take_turn()?;
+            if let Verdict::Stale { highest } = files.accept(rule, token, mark)? {
+                return Ok(Taken::Stale { highest });
+            }
+            let data = read(&files.data).map_err(broken("read"))?;
+            Ok(Taken::Accepted { data })
         })
     }
 
@@ -174,6 +192,7 @@ struct Files {
     data: PathBuf,
     token: PathBuf,
     turn: PathBuf,
+    asked: Asked,
 }
 
 impl Files {
@@ -190,6 +209,10 @@ impl Files {
         let deadline = BootTime::now() + TURN;
         loop {
             match file.try_lock() {
+                Ok(()) if self.asked.is_dropped() => {
+                    let message = "the caller is gone, and this was not started";
+                    return Err(Error::new(ErrorKind::Internal, "fence", message));
+                }
                 Ok(()) => return Ok(file),
                 Err(fs::TryLockError::WouldBlock) if !deadline.has_passed() => {
                     // A write takes a few syncs, so polling every millisecond adds little delay.
@@ -204,14 +227,16 @@ impl Files {
         }
     }
 
-    /// Judges a token, and records it as the highest if it is accepted. The caller holds the lock.
-    fn accept(&self, rule: Rule, token: WriteToken) -> Result<Verdict> {
-        token.stored()?;
+    /// Judges a token, and records `mark` as the highest if it is accepted. The caller holds the
+    /// lock.
+    fn accept(&self, rule: Rule, token: WriteToken, mark: Option<i64>) -> Result<Verdict> {
         let highest = self.highest()?;
         let verdict = rule.judge(highest, token);
-        let token = token.token();
-        if verdict == Verdict::Accepted && highest != Some(token) {
-            self.put(&self.token, token_line(token).as_bytes())?;
+        let mark = mark.map(|mark| Token(mark.unsigned_abs()));
+        if let Some(mark) = mark.filter(|mark| highest != Some(*mark))
+            && verdict == Verdict::Accepted
+        {
+            self.put(&self.token, token_line(mark).as_bytes())?;
         }
         Ok(verdict)
     }

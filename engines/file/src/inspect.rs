@@ -10,7 +10,7 @@ use super::FileEngine;
 use super::acquire::sleep_on;
 use super::boot::LINES;
 use super::config::Audience;
-use super::dir::{self, remote_fs};
+use super::dir::{self, not_local};
 use super::error::{busy, file_failed};
 use super::keys;
 use super::line_file::{Extra, LineFile, Lock, State};
@@ -190,12 +190,12 @@ fn findings(store: &Store) -> Vec<Finding> {
             "every member of the group can take part, and can remove locks",
         ),
     }
-    if let Some(kind) = remote_fs(&dir.fd) {
+    if let Ok(Some(kind)) = not_local(&dir.fd) {
         add(
             Severity::Danger,
             "network_fs",
             format!("the store is on {kind}: locks may not exclude"),
-            "move it to a local directory",
+            "move it to a directory on a local disk",
         );
     }
     let Ok(stat) = rustix::fs::fstatfs(&dir.fd) else {

@@ -6,7 +6,11 @@
 //!
 //! **An ended lease is never revived.** A process renews under an exclusive `flock` on its file,
 //! and only leases that have not ended by then; others read under a shared one. So a lease that has
-//! ended when they read it stays ended, and its owner learns of that at its next renewal.
+//! ended when they read it stays ended, and its owner learns of that at its next renewal. A reader
+//! that is stopped must not end all leases of a process: then it renews under a shared `flock` as
+//! well, and such a renewal counts only if it was written before the lease would have ended.
+//!
+//! **Only a file that does not exist is missing.** A file that can't be read says nothing.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,12 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::boot::{Home, LEASES};
-use super::dir::identity;
-use super::liveness::{Liveness, file_name};
+use super::dir::{identity, leads_to};
+use super::liveness::{Liveness, Signs, file_name, spare_name};
+use super::presence::Seen;
 use palisade_core::BootTime;
 use palisade_core::engine::ClaimId;
 
@@ -62,6 +67,8 @@ pub(super) struct Mine {
     pub(super) ttl: Duration,
     /// 0 until it is known to be granted.
     pub(super) sequence: u64,
+    /// The state of its line in which it was seen last.
+    pub(super) seen: Seen,
 }
 
 /// The content of a slot.
@@ -110,30 +117,60 @@ pub(super) fn offset(slot: u32) -> u64 {
     (u64::from(slot) + 1) * SLOT as u64
 }
 
-fn open(home: &Home, process: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let (dir, folder) = (&home.dir, &home.leases);
-    dir.open_file(folder, &file_name(process), flags)
+fn open(signs: Signs<'_>, process: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
+    signs
+        .dir
+        .open_file(signs.leases, &file_name(process), flags)
 }
 
-/// Creates the file of a process, with room for its first claims.
-pub(super) fn create(home: &Home, process: u64) -> Result<OwnedFd, Errno> {
+/// Creates the file of a process, with room for its first claims. `sign` is the inode of its FIFO.
+pub(super) fn create(signs: Signs<'_>, process: u64, sign: u64) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-    let file = open(home, process, flags)?;
+    let file = open(signs, process, flags)?;
+    let mut head = [0; SLOT];
+    head[8..16].copy_from_slice(&sign.to_le_bytes());
     // Writing the first byte allocates a block.
-    match rustix::io::pwrite(&file, &[0; SLOT], 0)? {
+    match rustix::io::pwrite(&file, &head, 0)? {
         SLOT => Ok(file),
         _ => Err(Errno::NOSPC),
     }
 }
 
-/// Whether all claims of a process have ended, according to its file.
-pub(super) fn all_ended(home: &Home, process: u64) -> bool {
-    let mut until = [0; 8];
-    let file = open(home, process, OFlags::RDONLY);
-    match file.and_then(|file| rustix::io::pread(&file, &mut until, 0)) {
-        Ok(8) => BootTime::from_nanos(u64::from_le_bytes(until)).has_passed(),
-        _ => true,
+/// The first word of a process's file, and the second; `None` without a file.
+fn head(signs: Signs<'_>, process: u64) -> Result<Option<[u64; 2]>, Errno> {
+    let file = match open(signs, process, OFlags::RDONLY) {
+        Err(Errno::NOENT) => return Ok(None),
+        opened => opened?,
+    };
+    let mut head = [[0; 8]; 2];
+    let complete = rustix::io::pread(&file, head.as_flattened_mut(), 0)? == 16;
+    Ok(complete.then(|| head.map(u64::from_le_bytes)))
+}
+
+/// The inode of the FIFO of a process; `None` if nothing tells it.
+pub(super) fn sign(signs: Signs<'_>, process: u64) -> Result<Option<u64>, Errno> {
+    // Without a readable file, and for processes of earlier versions, the second link decides: it
+    // needs no file descriptor.
+    if let Ok(Some([_, sign])) = head(signs, process)
+        && sign != 0
+    {
+        return Ok(Some(sign));
     }
+    let name = spare_name(process);
+    match rustix::fs::statat(signs.leases, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat.st_ino)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether all claims of a process have ended, according to its file.
+///
+/// # Errors
+/// [`Errno::NOENT`] without a whole file; when it can't be read.
+pub(super) fn all_ended(signs: Signs<'_>, process: u64) -> Result<bool, Errno> {
+    let [until, _] = head(signs, process)?.ok_or(Errno::NOENT)?;
+    Ok(BootTime::from_nanos(until).has_passed())
 }
 
 /// Takes a `flock` that others hold for microseconds at a time. Returns whether it was acquired.
@@ -161,48 +198,67 @@ pub(super) enum Found {
     /// Its process holds the lock, or was stopped while holding it; the value is the last one
     /// written.
     Busy(BootTime),
-    /// The file does not exist, or can't be read.
+    /// The file does not exist.
     Missing,
+    /// The file can't be read, which says nothing.
+    Unreadable(Errno),
 }
 
 /// Looks up a claim of another process.
 pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Found {
-    let Ok(file) = open(home, process, OFlags::RDONLY) else {
-        return Found::Missing;
+    let read = || {
+        let file = open(home.signs(), process, OFlags::RDONLY)?;
+        let locked = lock_soon(&file, false);
+        let once = || {
+            let mut bytes = [0; SLOT];
+            let complete = rustix::io::pread(&file, &mut bytes, offset(slot))? == SLOT;
+            let slot = Slot::read(&bytes);
+            Ok((complete && slot.is_of(id)).then_some(slot))
+        };
+        let (slot, again) = (once()?, once()?);
+        // Its process may be renewing under a shared lock.
+        Ok((slot, locked && slot == again))
     };
-    let locked = lock_soon(&file, false);
-    let mut bytes = [0; SLOT];
-    let slot = match rustix::io::pread(&file, &mut bytes, offset(slot)) {
-        Ok(SLOT) => Some(Slot::read(&bytes)).filter(|slot| slot.is_of(id)),
-        Ok(_) => None,
-        Err(_) => return Found::Missing,
-    };
-    match slot {
-        slot if !locked => Found::Busy(slot.map_or(BootTime::PAST, |slot| slot.expires)),
-        Some(slot) => Found::Until(slot.expires),
-        None => Found::Nothing,
+    match read() {
+        Ok((slot, false)) => Found::Busy(slot.map_or(BootTime::PAST, |slot| slot.expires)),
+        Ok((Some(slot), true)) => Found::Until(slot.expires),
+        Ok((None, true)) => Found::Nothing,
+        Err(Errno::NOENT) => Found::Missing,
+        Err(errno) => Found::Unreadable(errno),
     }
 }
 
 /// Marks a claim as evicted in the file of its process, so that its renewals see it. `until` is the
-/// expiry in the line. Returns `false` if the file can't be locked or written now: a process that
-/// was stopped during a renewal would later renew what was taken away.
-#[must_use]
-pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: BootTime) -> bool {
-    // A process whose file is gone learns that at its next renewal.
-    let Ok(file) = open(home, process, OFlags::RDWR) else {
-        return true;
+/// expiry in the line. Returns `false` if the file can't be locked now: a process that was stopped
+/// during a renewal would later renew what was taken away.
+///
+/// # Errors
+/// When the file can't be opened, read or written: then the claim is not marked.
+pub(super) fn mark(
+    home: &Home,
+    process: u64,
+    slot: u32,
+    id: ClaimId,
+    until: BootTime,
+) -> Result<bool, Errno> {
+    let file = match open(home.signs(), process, OFlags::RDWR) {
+        // A process whose file is gone learns that at its next renewal.
+        Err(Errno::NOENT) => return Ok(true),
+        opened => opened?,
     };
     if !lock_soon(&file, true) {
-        return false;
+        return Ok(false);
     }
     let mut bytes = [0; SLOT];
-    let known = matches!(rustix::io::pread(&file, &mut bytes, offset(slot)), Ok(SLOT));
+    let known = rustix::io::pread(&file, &mut bytes, offset(slot))? == SLOT;
     let found = Slot::read(&bytes);
     let renewed = known && found.is_of(id) && until != BootTime::PAST;
     let expires = if renewed { found.expires } else { until };
     Slot::new(id, expires, true).write(&mut bytes);
-    rustix::io::pwrite(&file, &bytes, offset(slot)) == Ok(SLOT)
+    match rustix::io::pwrite(&file, &bytes, offset(slot))? {
+        SLOT => Ok(true),
+        _ => Err(Errno::NOSPC),
+    }
 }
 
 impl Leases {
@@ -223,15 +279,10 @@ impl Leases {
         folder.join(file_name(self.liveness.process))
     }
 
-    /// Whether the file is still at the store's path.
-    pub(super) fn is_in_place(&self) -> bool {
-        let named = rustix::fs::lstat(self.path());
-        match (named, rustix::fs::fstat(self.file())) {
-            (Ok(named), Ok(own)) => {
-                identity(&named) == identity(&own) && own.st_size >= SLOT as i64
-            }
-            _ => false,
-        }
+    /// Whether the file is still at the store's path, with its content.
+    pub(super) fn is_in_place(&self) -> Result<bool, Errno> {
+        let own = rustix::fs::fstat(self.file())?;
+        Ok(own.st_size >= SLOT as i64 && leads_to(&self.path(), identity(&own))?)
     }
 
     /// Registers a claim that is about to get its place, and assigns a slot to it.
@@ -242,8 +293,10 @@ impl Leases {
         let end = offset(slot) + SLOT as u64;
         if end > table.reserved.max(4096) {
             let length = (end * 2).next_multiple_of(4096);
-            rustix::fs::fallocate(self.file(), FallocateFlags::empty(), 0, length)?;
-            table.reserved = length;
+            match rustix::fs::fallocate(self.file(), FallocateFlags::empty(), 0, length) {
+                Ok(()) | Err(Errno::OPNOTSUPP) => table.reserved = length,
+                Err(errno) => return Err(errno),
+            }
         }
         table.slots = table.slots.max(slot + 1);
         if let Some(before) = table.claims.insert(id, Mine { slot, ..mine }) {
@@ -253,7 +306,7 @@ impl Leases {
     }
 
     /// Raises the first word of the file, so that claims of this process may last until then.
-    fn reach(&self, table: &mut Table, expires: BootTime) -> Result<(), Errno> {
+    pub(super) fn reach(&self, table: &mut Table, expires: BootTime) -> Result<(), Errno> {
         if expires.as_nanos() > table.until {
             let until = expires + AHEAD;
             let bytes = until.as_nanos().to_le_bytes();
@@ -278,11 +331,6 @@ impl Leases {
     /// The expiry of a claim of this process.
     pub(super) fn expires(&self, id: ClaimId) -> Option<BootTime> {
         self.table.lock().claims.get(&id).map(|mine| mine.expires)
-    }
-
-    /// The sequence of a claim of this process; 0 until it is known to be granted.
-    pub(super) fn sequence(&self, id: ClaimId) -> Option<u64> {
-        self.table.lock().claims.get(&id).map(|mine| mine.sequence)
     }
 
     /// Records a grant.

@@ -21,11 +21,13 @@ mod leases;
 mod line_file;
 mod liveness;
 mod notify;
+mod presence;
 mod promised;
 #[cfg(feature = "queue")]
 mod queue;
 mod release;
 mod renew;
+mod renewer;
 mod store;
 mod tokens;
 mod tx;
@@ -35,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::config::{CAPABILITY, Config};
-pub use self::config::{FACTORY, File};
+pub use self::config::{FACTORY, File, locate};
 use self::dir::Dir;
 pub use self::fence::FileFence;
 #[doc(hidden)]
@@ -43,8 +45,8 @@ pub use self::fence::encode;
 pub use self::liveness::Liveness;
 use self::store::Store;
 use palisade_core::engine::{
-    Alarm, BoxStream, DEFAULT_TTL, EndsWith, Engine, Settings, SharedEngine, Ticket, Url,
-    no_connection,
+    Alarm, BoxStream, DEFAULT_TTL, EndsWith, Engine, Lease, Renewal, Settings, SharedEngine,
+    Ticket, Url, no_connection,
 };
 use palisade_core::queue::SharedQueueStore;
 use palisade_core::{Capability, Error, ErrorKind, Result};
@@ -60,6 +62,8 @@ const FENCES: &str = "fences";
 /// [`ErrorKind::Config`] for an invalid URL or directory.
 pub fn exists(url: Url) -> Result<bool> {
     let path = Config::from_url(url)?.path;
+    // A relative path in a directory that was removed leads nowhere.
+    let path = std::path::absolute(&path).map_err(|error| error::no_current_dir(&path, error))?;
     match path.join(boot::BOOT).symlink_metadata() {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -162,10 +166,13 @@ impl Engine for FileEngine {
 
     rooms! { self:
         acquire { enter wait }
-        renew { renew }
         release { leave amend evict resize }
         inspect { survey watch check }
         absent { audit }
+    }
+
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(self, leases, within).await
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {

@@ -109,6 +109,11 @@ impl State {
         self.seq = 0;
     }
 
+    /// The number of changes; 0 if nothing was read yet.
+    pub(super) fn changes(&self) -> u64 {
+        self.seq
+    }
+
     fn read_body(&mut self, body: &str) -> Option<()> {
         let mut lines = body.split_inclusive('\n');
         let (last, names) = lines.next()?.trim_end().split_once(' ')?;
@@ -289,11 +294,19 @@ impl LineFile {
         let loaded = self.load(operation, &mut state);
         // The last claim may leave even a replaced file, since nobody is granted after it.
         let last_leaves = operation == "leave" && state.line.seats.len() == 1;
-        match loaded {
-            Ok(()) if last_leaves || self.is_in_place() => Ok(Lock::Had(state)),
-            loaded => {
+        let in_place = loaded.and_then(|()| {
+            let found = if last_leaves {
+                Ok(true)
+            } else {
+                self.is_in_place()
+            };
+            found.map_err(|errno| file_failed(operation, &self.path, errno))
+        });
+        match in_place {
+            Ok(true) => Ok(Lock::Had(state)),
+            in_place => {
                 self.unlock(state);
-                loaded.map(|()| Lock::Gone)
+                in_place.map(|_| Lock::Gone)
             }
         }
     }
@@ -303,7 +316,7 @@ impl LineFile {
     /// file was replaced. A body that is overwritten while it is read fails the checksum.
     pub(super) fn peek(&self, operation: &'static str) -> Option<State> {
         let mut state = self.state.lock().take()?;
-        let whole = self.load(operation, &mut state).is_ok() && self.is_in_place();
+        let whole = self.load(operation, &mut state).is_ok() && self.is_in_place() == Ok(true);
         if !whole {
             state.forget();
             *self.state.lock() = Some(state);
@@ -312,9 +325,15 @@ impl LineFile {
         Some(state)
     }
 
-    fn is_in_place(&self) -> bool {
-        let named = rustix::fs::lstat(&self.path);
-        named.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
+    fn is_in_place(&self) -> rustix::io::Result<bool> {
+        dir::leads_to(&self.path, self.identity)
+    }
+
+    /// The number of changes of the line, read without its lock; `None` if it can't be read now.
+    pub(super) fn sequence(&self) -> Option<u64> {
+        let mut head = [0; HEADER];
+        let length = self.file.read_at(&mut head, 0).ok()?;
+        read_header(&head[..length]).map(|(seq, ..)| seq)
     }
 
     /// Releases the lock.
@@ -518,6 +537,12 @@ impl OpenFiles {
             self.close(home, most / 2);
         }
         Ok(Some(file))
+    }
+
+    /// The file if it is open already.
+    pub(super) fn known(&self, name: &str) -> Option<Arc<LineFile>> {
+        let open = self.0.lock();
+        open.files.get(name).map(|(file, _)| Arc::clone(file))
     }
 
     /// Forgets a file that was replaced or removed.

@@ -3,18 +3,23 @@
 //! Each process has a FIFO in the store that it alone keeps open for reading, with an exclusive
 //! `flock` on it. Both belong to one open file description, also across a fork, so the kernel drops
 //! them together when the last process that has it is gone. **The flock decides** whether a process
-//! is dead; an error on a write end only tells sleepers to check. A missing FIFO proves nothing.
-//! Bytes in it are hints: if one is lost, the next re-check makes up for it.
+//! is dead; an error on a write end only tells sleepers to check. Bytes in it are hints: if one is
+//! lost, the next re-check makes up for it.
+//!
+//! A missing FIFO proves nothing, and neither does an unlocked one that was put in its place: the
+//! process has written the inode of its own into its file of leases, and only that one can show that
+//! it is dead. As long as the process lives, no other file can get this number.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::boot::Home;
+use super::dir::{self, Dir, identity};
 use super::error::unusable_dir;
-use super::{dir, leases};
+use super::{leases, promised};
 use palisade_core::Result;
 use palisade_core::engine::ClaimId;
 
@@ -91,9 +96,20 @@ impl Liveness {
             rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;
             let (procs, leases) = (&home.procs, &home.leases);
             rustix::fs::linkat(procs, &name, leases, spare_name(process), AtFlags::empty())?;
-            Ok((fifo, leases::create(&home, process)?))
+            let sign = rustix::fs::fstat(&fifo)?.st_ino;
+            Ok((fifo, leases::create(home.signs(), process, sign)?))
         };
-        let (fifo, leases) = make().map_err(|errno: Errno| {
+        #[cfg_attr(
+            not(feature = "queue"),
+            allow(unused_mut, reason = "only queues keep space")
+        )]
+        let mut made = make();
+        #[cfg(feature = "queue")]
+        if matches!(made, Err(Errno::NOSPC | Errno::DQUOT)) && super::queue::take_some(&home.dir) {
+            remove(&home, process);
+            made = make();
+        }
+        let (fifo, leases) = made.map_err(|errno: Errno| {
             remove(&home, process);
             unusable_dir(&home.dir.path, errno)
         })?;
@@ -109,24 +125,38 @@ impl Liveness {
     }
 
     /// Opens the FIFO again, only to receive hints: this descriptor does not prove that the process
-    /// is alive.
+    /// is alive. Not by its name, where another may have been put.
     pub(super) fn open_to_hear(&self) -> std::result::Result<OwnedFd, Errno> {
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let name = file_name(self.process);
-        rustix::fs::openat(&self.home.procs, name, flags, Mode::empty())
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let own = format!("/proc/self/fd/{}", self.fifo.as_raw_fd());
+        rustix::fs::open(own, flags, Mode::empty())
     }
 
-    /// Restores the FIFO if it was deleted, for example by a cleaner of old files. Without it
-    /// nobody could see whether this process is alive, or wake it, and everything would depend on
-    /// the ttl.
+    /// Restores the FIFO, or the second link to it, if it was deleted (for example by a cleaner of
+    /// old files) or replaced. Without it nobody could see whether this process is alive, or wake
+    /// it, and everything would depend on the ttl.
     pub(super) fn restore(&self) {
-        let (procs, leases) = (&self.home.procs, &self.home.leases);
-        let name = file_name(self.process);
-        let found = rustix::fs::statat(procs, &name, AtFlags::SYMLINK_NOFOLLOW);
-        if matches!(found, Err(Errno::NOENT)) {
-            let spare = spare_name(self.process);
-            let _ = rustix::fs::linkat(leases, spare, procs, name, AtFlags::empty());
-        }
+        let Ok(own) = rustix::fs::fstat(&self.fifo) else {
+            return;
+        };
+        let places = self.home.signs().places(self.process);
+        let has_own = places.each_ref().map(|(folder, name)| {
+            match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) => identity(&found) == identity(&own),
+                // It can't be seen now, which is no reason to replace it.
+                Err(errno) => errno != Errno::NOENT,
+            }
+        });
+        let ((to, name), (from, other)) = match (has_own, &places) {
+            ([false, true], [fifo, spare]) => (fifo, spare),
+            ([true, false], [fifo, spare]) => (spare, fifo),
+            _ => return,
+        };
+        // If this fails, the next renewal tries again.
+        let new = format!("{name}.new");
+        let _ = rustix::fs::unlinkat(to, &new, AtFlags::empty());
+        let _ = rustix::fs::linkat(from, other, to, &new, AtFlags::empty())
+            .and_then(|()| rustix::fs::renameat(to, &new, to, name));
     }
 
     /// Keeps the FIFO when this is dropped. Others then see a dead process, and waiters behind its
@@ -141,6 +171,7 @@ impl Drop for Liveness {
         // A forked child closes only its own copy.
         if rustix::process::getpid() == self.maker && !self.stays.load(Ordering::Acquire) {
             remove(&self.home, self.process);
+            promised::remove(&self.home.dir, self.process);
         }
     }
 }
@@ -150,7 +181,7 @@ pub(super) fn file_name(process: u64) -> String {
 }
 
 /// A second link to the FIFO, in the directory of leases, to restore it from.
-fn spare_name(process: u64) -> String {
+pub(super) fn spare_name(process: u64) -> String {
     format!("{process:016x}.sign")
 }
 
@@ -163,6 +194,22 @@ fn remove(home: &Home, process: u64) {
     let _ = rustix::fs::unlinkat(&home.leases, spare_name(process), AtFlags::empty());
 }
 
+/// Where the signs of life of a store are.
+#[derive(Clone, Copy)]
+pub(super) struct Signs<'a> {
+    pub(super) dir: &'a Dir,
+    pub(super) procs: &'a OwnedFd,
+    pub(super) leases: &'a OwnedFd,
+}
+
+impl<'a> Signs<'a> {
+    /// The two links to the FIFO of a process: folder and name.
+    fn places(self, process: u64) -> [(&'a OwnedFd, String); 2] {
+        let spare = (self.leases, spare_name(process));
+        [(self.procs, file_name(process)), spare]
+    }
+}
+
 /// The state of another process.
 #[derive(Debug)]
 pub(super) enum Peer {
@@ -170,26 +217,63 @@ pub(super) enum Peer {
     Dead,
     /// It is alive; the write end reports an error when it dies.
     Alive(OwnedFd),
-    /// Unknown: the FIFO was deleted, or no file descriptors are left. The process counts as alive,
-    /// and its leases end by their ttl.
-    Unknown,
+    /// Unknown, for this reason: [`Errno::NOENT`] if the FIFO was deleted, [`Errno::STALE`] if it
+    /// was replaced, otherwise why it can't be looked at. The process counts as alive, and its
+    /// leases end by their ttl.
+    Unknown(Errno),
 }
 
 /// Opens a write end that is only watched, never written to.
-pub(super) fn open_to_watch(procs: impl AsFd, process: u64) -> Peer {
-    open(procs, process, OFlags::WRONLY)
+pub(super) fn open_to_watch(signs: Signs<'_>, process: u64) -> Peer {
+    open(signs, process, OFlags::WRONLY)
 }
 
-fn open(procs: impl AsFd, process: u64, access: OFlags) -> Peer {
+fn open(signs: Signs<'_>, process: u64, access: OFlags) -> Peer {
+    let mut unknown = Errno::NOENT;
+    for (folder, name) in signs.places(process) {
+        match open_end(folder, &name, access) {
+            Ok(End::Locked(end)) => return Peer::Alive(end),
+            Ok(End::Free(inode)) => match leases::sign(signs, process) {
+                Ok(Some(sign)) if sign == inode => return Peer::Dead,
+                Ok(_) => unknown = Errno::STALE,
+                Err(errno) => unknown = errno,
+            },
+            Err(Errno::NOENT) => {}
+            Err(errno) => unknown = errno,
+        }
+    }
+    Peer::Unknown(unknown)
+}
+
+/// A FIFO that another process may have locked.
+enum End {
+    Locked(OwnedFd),
+    /// Nobody has it locked; its inode.
+    Free(u64),
+}
+
+fn open_end(folder: &OwnedFd, name: &str, access: OFlags) -> std::result::Result<End, Errno> {
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    match rustix::fs::openat(procs, file_name(process), flags, Mode::empty()) {
-        Err(Errno::NXIO) => Peer::Dead,
-        Err(_) => Peer::Unknown,
+    let free = |stat: rustix::fs::Stat| {
+        let fifo = FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
+        // Something else was put in its place.
+        if fifo {
+            Ok(End::Free(stat.st_ino))
+        } else {
+            Err(Errno::STALE)
+        }
+    };
+    match rustix::fs::openat(folder, name, flags, Mode::empty()) {
+        // Nobody has it open for reading.
+        Err(Errno::NXIO) => {
+            rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).and_then(free)
+        }
+        Err(errno) => Err(errno),
         // Another reader may keep the FIFO open; the flock decides.
         Ok(end) => match rustix::fs::flock(&end, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Peer::Dead,
-            Err(Errno::WOULDBLOCK) => Peer::Alive(end),
-            Err(_) => Peer::Unknown,
+            Ok(()) => rustix::fs::fstat(&end).and_then(free),
+            Err(Errno::WOULDBLOCK) => Ok(End::Locked(end)),
+            Err(errno) => Err(errno),
         },
     }
 }
@@ -198,8 +282,8 @@ fn open(procs: impl AsFd, process: u64, access: OFlags) -> Peer {
 ///
 /// It is also open for reading: otherwise a write could raise SIGPIPE if the process died just now.
 /// Meanwhile write ends elsewhere report no error, but the flock still decides.
-pub(super) fn open_to_wake(procs: impl AsFd, process: u64) -> Peer {
-    open(procs, process, OFlags::RDWR)
+pub(super) fn open_to_wake(signs: Signs<'_>, process: u64) -> Peer {
+    open(signs, process, OFlags::RDWR)
 }
 
 /// Sends a hint to another process. If the FIFO is full the hint is lost; the sleeper re-checks
@@ -228,26 +312,50 @@ pub(super) fn receive(
 }
 
 /// The processes that have a FIFO in this directory, dead or alive.
-fn processes(procs: impl AsFd) -> impl Iterator<Item = u64> {
-    let names = dir::names(procs).unwrap_or_default().into_iter();
-    let hex = names.filter(|name| name.len() == 16);
-    hex.filter_map(|name| u64::from_str_radix(&name, 16).ok())
+fn processes(procs: &OwnedFd) -> std::result::Result<impl Iterator<Item = u64>, Errno> {
+    let hex = dir::names(procs)?
+        .into_iter()
+        .filter(|name| name.len() == 16);
+    Ok(hex.filter_map(|name| u64::from_str_radix(&name, 16).ok()))
 }
 
-/// Whether any process is known to be alive.
-pub(super) fn any_alive(procs: impl AsFd + Copy) -> bool {
-    processes(procs).any(|process| matches!(open_to_watch(procs, process), Peer::Alive(_)))
+/// The name of the FIFO of a process that lives.
+///
+/// # Errors
+/// When it can't be known whether one does; with the FIFO's name, or none if there is no list.
+pub(super) fn any_alive(
+    signs: Signs<'_>,
+) -> std::result::Result<Option<String>, (Option<String>, Errno)> {
+    for process in processes(signs.procs).map_err(|errno| (None, errno))? {
+        match open_to_watch(signs, process) {
+            Peer::Alive(_) => return Ok(Some(file_name(process))),
+            // A FIFO that is gone, or that came with a copy of the store, is nobody's.
+            Peer::Dead | Peer::Unknown(Errno::NOENT | Errno::STALE) => {}
+            Peer::Unknown(errno) => return Err((Some(file_name(process)), errno)),
+        }
+    }
+    Ok(None)
 }
 
 /// Removes the files of dead processes whose claims have all ended; returns whether all processes
 /// are dead. The caller holds the directory's lock.
 pub(super) fn sweep(home: &Home) -> bool {
+    let Ok(processes) = processes(&home.procs) else {
+        return false;
+    };
     let mut alone = true;
-    for process in processes(&home.procs) {
-        match open_to_watch(&home.procs, process) {
-            Peer::Dead if leases::all_ended(home, process) => remove(home, process),
-            Peer::Dead => {}
-            Peer::Alive(_) | Peer::Unknown => alone = false,
+    for process in processes {
+        match open_to_watch(home.signs(), process) {
+            Peer::Dead => match leases::all_ended(home.signs(), process) {
+                Ok(true) => {
+                    remove(home, process);
+                    promised::remove(&home.dir, process);
+                }
+                // Without its leases nobody knows how long its promise lasts.
+                Err(Errno::NOENT) => remove(home, process),
+                Ok(false) | Err(_) => {}
+            },
+            Peer::Alive(_) | Peer::Unknown(_) => alone = false,
         }
     }
     alone

@@ -335,9 +335,9 @@ impl Sleeper {
                 }
                 continue;
             }
-            match liveness::open_to_watch(&self.inner.liveness.home.procs, process) {
+            match liveness::open_to_watch(self.inner.liveness.home.signs(), process) {
                 Peer::Dead => self.notify.notify_one(),
-                Peer::Unknown => {}
+                Peer::Unknown(_) => {}
                 Peer::Alive(end) => {
                     let data = epoll::EventData::new_u64(process);
                     // Errors are always reported; nothing else is of interest.

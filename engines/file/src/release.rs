@@ -2,7 +2,7 @@
 
 use super::FileEngine;
 use super::boot::LEASES;
-use super::error::busy;
+use super::error::{busy, file_failed};
 use super::leases;
 use super::line_file::Missing::IsEmpty;
 use super::liveness::{Hint, file_name};
@@ -27,6 +27,9 @@ pub(super) async fn leave(engine: &FileEngine, ticket: &Ticket) -> Result<Left> 
         .map(|seat| store.leases.expires(claim).unwrap_or(seat.expires));
     if left.is_some() || !known {
         store.leases.forget(claim);
+        if engine.by_lease {
+            store.home().promised.left(claim);
+        }
     }
     let lasted = expires.is_some_and(|expires| expires > now);
     Ok(Left::of(lasted))
@@ -89,9 +92,11 @@ pub(super) async fn evict(
     };
     let home = engine.store.home();
     // Mark the lease before the line: if only one of the two is written, the claim still ends.
-    if !leases::mark(home, process, slot, id, until) {
-        let file = home.dir.path.join(LEASES).join(file_name(process));
-        return Err(busy("evict", engine.timeout, &file));
+    let file = || home.dir.path.join(LEASES).join(file_name(process));
+    match leases::mark(home, process, slot, id, until) {
+        Ok(true) => {}
+        Ok(false) => return Err(busy("evict", engine.timeout, &file())),
+        Err(errno) => return Err(file_failed("evict", &file(), errno)),
     }
     match eviction {
         Eviction::Mark => tx.hint(process, Hint::Alarm(id)),

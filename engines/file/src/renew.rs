@@ -1,47 +1,68 @@
 //! `renew`: renews many leases with one write to the file of this process, without locking any
 //! line.
 //!
-//! Each renewal checks that the store is still in its directory, and the line in its file. Both are
-//! compared by inode, so that a replacement is noticed.
+//! Each renewal checks that the store is still in its directory, the line in its file, and the seat
+//! in the line ([`presence`](super::presence)): so whoever lost its place by a mistake of others is
+//! told.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::getpid;
 
+use super::FileEngine;
 use super::boot::LINES;
-use super::error::{busy, file_failed, file_gone, forked, moved};
+use super::error::{busy, file_failed, file_gone, forked, moved, taken_out};
 use super::leases::{SLOT, Slot, Table, lock_soon, offset};
-use super::line_file::{HEADER, Missing};
+use super::presence::{self, Presence, Sitting};
 use super::store::Store;
-use super::{FileEngine, tx};
 use palisade_core::BootTime;
-use palisade_core::engine::{Lease, LeaseStart, Renewal, Ticket};
+use palisade_core::engine::{Lease, LeaseStart, Renewal};
 
 /// Slots at most this far apart are written together with those between them.
 const GAP: u32 = 64;
 
-pub(super) async fn renew(engine: &FileEngine, leases: &[Lease], within: Duration) -> Vec<Renewal> {
-    let store = &*engine.store;
-    let all = |renewal: Renewal| vec![renewal; leases.len()];
-    if getpid() != store.pid {
+pub(super) async fn renew(
+    engine: &FileEngine,
+    leases: Vec<Lease>,
+    within: Duration,
+) -> Vec<Renewal> {
+    let count = leases.len();
+    let all = |renewal: Renewal| vec![renewal; count];
+    if getpid() != engine.store.pid {
         return all(Renewal::Unknown(forked("renew")));
     }
+    let store = Arc::clone(&engine.store);
+    let renewing = engine
+        .store
+        .renewer
+        .run(move || renew_now(&store, &leases, within));
+    let renewed = tokio::time::timeout(within, renewing).await;
+    renewed.ok().flatten().unwrap_or_else(|| {
+        let path = engine.store.leases.path();
+        all(Renewal::Unknown(
+            busy("renew", within, &path).maybe_applied(),
+        ))
+    })
+}
+
+/// Renews on a thread that may block.
+fn renew_now(store: &Store, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     let home = store.home();
-    if !store.leases.is_in_place() || !home.lines_are_in_place() {
+    let all = |renewal: Renewal| vec![renewal; leases.len()];
+    let in_place = store
+        .leases
+        .is_in_place()
+        .and_then(|leases| Ok(leases && home.lines_are_in_place()?));
+    // An error is no reason to give up valid leases: the file is open.
+    if in_place == Ok(false) {
         return all(Renewal::Revoked(moved("renew", &home.dir.path)));
     }
     store.liveness.restore();
-    for ticket in leases.iter().filter_map(|lease| lease.ticket.as_ref()) {
-        if ticket.sequence != 0 && store.leases.sequence(ticket.claim) == Some(0) {
-            learn_count(engine, ticket, within).await;
-        }
-    }
     // Before the lock is taken, because this takes longest.
-    let mut renewals: Vec<Option<Renewal>> =
-        leases.iter().map(|lease| refuse(store, lease)).collect();
+    let mut renewals = refuse(store, leases);
     let deadline = BootTime::now() + within;
     let done = loop {
         if let Some(done) = try_renew(store, leases, &mut renewals) {
@@ -54,60 +75,77 @@ pub(super) async fn renew(engine: &FileEngine, leases: &[Lease], within: Duratio
                 &store.leases.path(),
             )));
         }
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        std::thread::sleep(Duration::from_millis(1));
     };
     if let Err(errno) = done {
         let error = file_failed("renew", &store.leases.path(), errno).maybe_applied();
         return all(Renewal::Unknown(error));
     }
-    renewals
-        .into_iter()
-        .map(|renewal| renewal.unwrap_or(Renewal::Lost))
-        .collect()
+    let renewed = std::iter::zip(leases, &renewals).filter_map(|(lease, renewal)| {
+        let (Some(ticket), Some(Renewal::Held(armed))) = (&lease.ticket, renewal) else {
+            return None;
+        };
+        Some((ticket.claim, armed.sent + armed.ttl))
+    });
+    home.promised.renewed(renewed);
+    let answer = |renewal: Option<Renewal>| renewal.unwrap_or(Renewal::Lost);
+    renewals.into_iter().map(answer).collect()
 }
 
-/// Reads the sequence of a claim from its line, if it was granted while this process did not look.
-/// So another incarnation is not mistaken for it.
-async fn learn_count(engine: &FileEngine, ticket: &Ticket, within: Duration) {
-    let begun = tx::begin(engine, "renew", &ticket.name, Missing::IsEmpty, within).await;
-    // If the line can't be read, only the lease can be checked.
-    if let Ok(tx) = begun {
-        let seat = tx.state.line.seat(ticket.claim);
-        let sequence = seat.map_or(0, |seat| seat.sequence);
-        engine.store.leases.granted(ticket.claim, sequence);
-        let _ = tx.commit(None);
-    }
-}
-
-/// Why a lease can't be renewed, as far as that is known without the lock.
-fn refuse(store: &Store, lease: &Lease) -> Option<Renewal> {
-    let Some(ticket) = &lease.ticket else {
-        // Every ticket of this engine has its own lease, so there is no such lease.
-        return Some(Renewal::Lost);
-    };
-    let (file, inode) = {
+/// Why leases can't be renewed, as far as that is known without the lock. A seat that was taken out
+/// is [`Renewal::Revoked`], unless its slot will say that it was evicted or has ended.
+fn refuse(store: &Store, leases: &[Lease]) -> Vec<Option<Renewal>> {
+    let mut renewals = vec![None; leases.len()];
+    let mut sitting = Vec::with_capacity(leases.len());
+    {
         let table = store.leases.table.lock();
-        let mine = table.claims.get(&ticket.claim).filter(|mine| {
-            let known = ticket.sequence != 0 && mine.sequence != 0;
-            !known || ticket.sequence == mine.sequence
-        });
-        match mine {
-            Some(mine) if !mine.expires.has_passed() => (Arc::clone(&mine.file), mine.inode),
-            _ => return Some(Renewal::Lost),
+        for (number, lease) in leases.iter().enumerate() {
+            // Every ticket of this engine has its own lease, so there is no lease without one.
+            let ticket = lease.ticket.as_ref();
+            let mine = ticket.and_then(|ticket| Some((ticket, table.claims.get(&ticket.claim)?)));
+            let Some((ticket, mine)) = mine.filter(|(_, mine)| !mine.expires.has_passed()) else {
+                renewals[number] = Some(Renewal::Lost);
+                continue;
+            };
+            sitting.push(Sitting {
+                number,
+                claim: ticket.claim,
+                file: Arc::clone(&mine.file),
+                inode: mine.inode,
+                // If it was granted while this process did not look, so that another incarnation is
+                // not mistaken for it.
+                learns: ticket.sequence != 0 && mine.sequence == 0,
+                seen: mine.seen,
+                found: Presence::Unknown,
+            });
         }
-    };
-    let home = store.home();
-    let stat = rustix::fs::statat(&home.lines, &*file, AtFlags::SYMLINK_NOFOLLOW);
-    match stat {
-        Ok(stat) if stat.st_ino == inode && stat.st_size >= HEADER as i64 => None,
-        Ok(_) | Err(Errno::NOENT) => {
-            store.leases.forget(ticket.claim);
-            let path = home.dir.path.join(LINES).join(&*file);
-            Some(Renewal::Revoked(file_gone("renew", &path)))
-        }
-        // Unknown, which is no reason to give up a valid lease.
-        Err(_) => None,
     }
+    presence::look(store, &mut sitting);
+    let path = |file: &str| store.home().dir.path.join(LINES).join(file);
+    let table = &mut *store.leases.table.lock();
+    for one in sitting {
+        let Some(mine) = table.claims.get_mut(&one.claim) else {
+            continue;
+        };
+        mine.seen = one.seen;
+        if let (true, Presence::There(Some(sequence))) = (mine.sequence == 0, one.found) {
+            mine.sequence = sequence;
+        }
+        let asked = leases[one.number].ticket.as_ref();
+        let asked = asked.map_or(0, |ticket| ticket.sequence);
+        let known = asked != 0 && mine.sequence != 0;
+        renewals[one.number] = match one.found {
+            Presence::FileGone => Some(Renewal::Revoked(file_gone("renew", &path(&one.file)))),
+            Presence::TakenOut => Some(Renewal::Revoked(taken_out("renew", &path(&one.file)))),
+            Presence::There(_) | Presence::Unknown => {
+                (known && asked != mine.sequence).then_some(Renewal::Lost)
+            }
+        };
+        if one.found == Presence::FileGone {
+            table.forget(one.claim);
+        }
+    }
+    renewals
 }
 
 /// Renews the leases that are not refused; `None` if the file's lock is not available.
@@ -118,10 +156,12 @@ fn try_renew(
 ) -> Option<Result<(), Errno>> {
     // Taken before the file's lock, which all threads of this process share.
     let mut table = store.leases.table.lock();
-    if !lock_soon(store.leases.file(), true) {
+    let exclusive = lock_soon(store.leases.file(), true);
+    // A reader may be stopped. Whoever marks a lease takes an exclusive lock.
+    if !exclusive && !lock_soon(store.leases.file(), false) {
         return None;
     }
-    let done = renew_locked(store, leases, &mut table, renewals);
+    let done = renew_locked(store, leases, &mut table, renewals, exclusive);
     // Unlocking our own open file can't fail.
     let _ = rustix::fs::flock(store.leases.file(), FlockOperation::Unlock);
     Some(done)
@@ -132,19 +172,27 @@ fn renew_locked(
     leases: &[Lease],
     table: &mut Table,
     renewals: &mut [Option<Renewal>],
+    exclusive: bool,
 ) -> Result<(), Errno> {
     let sent = BootTime::now();
     let mut due: Vec<(u32, usize)> = Vec::with_capacity(leases.len());
     for (at, lease) in leases.iter().enumerate() {
-        if let (None, Some(ticket)) = (&renewals[at], &lease.ticket)
+        if let (None | Some(Renewal::Revoked(_)), Some(ticket)) = (&renewals[at], &lease.ticket)
             && let Some(mine) = table.claims.get(&ticket.claim)
         {
             due.push((mine.slot, at));
         }
     }
+    let longest = due.iter().filter_map(|(_, at)| {
+        let ticket = leases[*at].ticket.as_ref()?;
+        table.claims.get(&ticket.claim).map(|mine| mine.ttl)
+    });
+    if let Some(longest) = longest.max() {
+        store.leases.reach(table, sent + longest)?;
+    }
     due.sort_unstable();
     for run in due.chunk_by(|one, next| next.0 - one.0 <= GAP) {
-        renew_run(store, leases, sent, table, run, renewals)?;
+        renew_run(store, leases, sent, table, run, renewals, exclusive)?;
     }
     Ok(())
 }
@@ -157,6 +205,7 @@ fn renew_run(
     table: &mut Table,
     run: &[(u32, usize)],
     renewals: &mut [Option<Renewal>],
+    exclusive: bool,
 ) -> Result<(), Errno> {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return Ok(());
@@ -177,6 +226,8 @@ fn renew_run(
         let ours = found.is_of(ticket.claim);
         let renewal = if mine.expires <= sent || (ours && found.expires <= sent) {
             Renewal::Lost
+        } else if let Some(revoked) = renewals[*at].take() {
+            revoked
         } else if ours && found.evicted {
             Renewal::Evicted
         } else {
@@ -184,7 +235,7 @@ fn renew_run(
             let ttl = mine.ttl;
             Renewal::Held(LeaseStart { sent, ttl })
         };
-        if matches!(renewal, Renewal::Lost) {
+        if matches!(renewal, Renewal::Lost | Renewal::Revoked(_)) {
             table.forget(ticket.claim);
         }
         renewals[*at] = Some(renewal);
@@ -193,11 +244,22 @@ fn renew_run(
     if rustix::io::pwrite(file, bytes, offset(first.0))? != bytes.len() {
         return Err(Errno::NOSPC);
     }
+    let written = BootTime::now();
     // Only a renewal that others can read counts.
-    for (_, at) in run {
+    for (slot, at) in run {
         if let (Some(Renewal::Held(armed)), Some(ticket)) = (&renewals[*at], &leases[*at].ticket)
             && let Some(mine) = table.claims.get_mut(&ticket.claim)
         {
+            // Others may have read meanwhile that it has ended, so it has.
+            if !exclusive && mine.expires <= written {
+                let ended = &mut [0; SLOT];
+                Slot::new(ticket.claim, BootTime::PAST, false).write(ended);
+                // If this fails, others wait for a ttl longer than they need to.
+                let _ = rustix::io::pwrite(file, ended, offset(*slot));
+                table.forget(ticket.claim);
+                renewals[*at] = Some(Renewal::Lost);
+                continue;
+            }
             mine.expires = armed.sent + armed.ttl;
         }
     }

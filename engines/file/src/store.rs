@@ -10,11 +10,12 @@ use rustix::process::{Pid, getpid};
 
 use super::boot::{self, Home};
 use super::dir::{Dir, Identity, names};
-use super::error::moved;
+use super::error::{moved, unusable_dir};
 use super::leases::Leases;
 use super::line_file::{LineFile, Lock, OpenFiles, UNFINISHED};
 use super::liveness::Liveness;
 use super::notify::Watcher;
+use super::renewer::Renewer;
 use super::tx::{Suspects, Tx};
 use palisade_core::Result;
 use palisade_kit::tombstones::Tombstones;
@@ -22,11 +23,16 @@ use palisade_kit::tombstones::Tombstones;
 /// The maximum number of lines to check when a store is opened, which takes some milliseconds.
 const SWEPT: usize = 200;
 
+/// How often to look whether anyone relies on a promise: not after each claim, since the next
+/// promise is synced.
+const LOWERED: Duration = Duration::from_secs(1);
+
 /// See the module documentation.
 pub(super) struct Store {
     pub(super) liveness: Arc<Liveness>,
     pub(super) leases: Leases,
     pub(super) watcher: Watcher,
+    pub(super) renewer: Renewer,
     /// Claims that were left before they arrived, and until when each is remembered. Only this
     /// process can still have their enter in flight.
     pub(super) left: Mutex<Tombstones>,
@@ -53,8 +59,10 @@ impl Store {
     /// The store that `liveness` belongs to.
     pub(super) fn open_joined(liveness: Arc<Liveness>) -> Result<Arc<Self>> {
         let dir = &liveness.home.dir;
-        if !dir.is_in_place() {
-            return Err(moved("connect", &dir.path));
+        match dir.is_in_place() {
+            Ok(true) => {}
+            Ok(false) => return Err(moved("connect", &dir.path)),
+            Err(errno) => return Err(unusable_dir(&dir.path, errno)),
         }
         Self::in_slot(dir.identity, || Ok(liveness))
     }
@@ -79,6 +87,7 @@ impl Store {
         let store = Arc::new(Self {
             leases: Leases::new(Arc::clone(&liveness)),
             watcher: Watcher::new(Arc::clone(&liveness)),
+            renewer: Renewer::default(),
             liveness,
             left: Mutex::default(),
             files: OpenFiles::default(),
@@ -111,6 +120,16 @@ impl Store {
             }
             file.remove_if_idle(home);
         }
+    }
+
+    /// Takes back what this process has promised once nobody relies on it.
+    pub(super) fn lower_in_time(self: &Arc<Self>) {
+        let store = Arc::downgrade(self);
+        self.renewer.later(LOWERED, move || {
+            let store = store.upgrade()?;
+            let lowered = store.home().promised.lower(store.home(), store.process());
+            (!lowered).then_some(LOWERED)
+        });
     }
 
     pub(super) fn home(&self) -> &Home {

@@ -6,6 +6,10 @@
 //! ceiling. The ceiling is overwritten in place, alternating between two slots. So a full disk does
 //! not matter, and a torn write leaves the other slot intact. A store without a readable ceiling is
 //! not used.
+//!
+//! **What can be read need not be on disk**: the sync after a write may have failed, or its process
+//! may have been killed before it. So a third slot says which ceiling was synced, and only that one
+//! is relied on. It is not synced itself: without it the ceiling is just written once more.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +32,8 @@ const STEP: u64 = 10 * 60 * 1_000_000;
 const NEAR: u64 = STEP / 10;
 /// The offset of the second slot, in another sector.
 const SLOT: u64 = 512;
+/// The offset of the slot with the synced ceiling.
+const SYNCED: u64 = 1024;
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -43,7 +49,7 @@ pub(super) struct Tokens {
 /// [`ErrorKind::Unusable`] when an existing store has no readable ceiling.
 pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
     match dir.open_file(&dir.fd, CEILING, OFlags::RDWR) {
-        Ok(file) => read(&file).ok_or_else(|| unreadable(dir)),
+        Ok(file) => Ok(Ceilings::read(dir, &file)?.highest),
         Err(Errno::NOENT) if existed => Err(unreadable(dir)),
         Err(Errno::NOENT) => {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -51,6 +57,7 @@ pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
                 let file = dir.open_file(&dir.fd, CEILING, flags)?;
                 write(&file, 0, 0)?;
                 write(&file, SLOT, 0)?;
+                rustix::fs::fsync(&file)?;
                 rustix::fs::fsync(&dir.fd)
             };
             make().map_err(|errno| unusable_dir(&dir.path, errno))?;
@@ -76,13 +83,12 @@ impl Tokens {
         };
         Ok(Self {
             base,
-            ceiling: AtomicU64::new(read(&file).ok_or_else(|| unreadable(dir))?),
+            ceiling: AtomicU64::new(Ceilings::read(dir, &file)?.synced),
             file: Mutex::new(file),
         })
     }
 
     /// What the clock adds to the time since the boot: different in each boot.
-    #[cfg(feature = "queue")]
     pub(super) fn base(&self) -> u64 {
         self.base
     }
@@ -108,20 +114,21 @@ impl Tokens {
             Errno::WOULDBLOCK => busy(operation, PATIENCE, &path),
             errno => fail(errno),
         })?;
-        let raised = match read(&file) {
-            None => Err(unreadable(dir)),
+        let raised = Ceilings::read(dir, &file).and_then(|found| {
             // Another process was faster.
-            Some(found) if now + NEAR <= found => Ok(found),
-            Some(found) => {
-                let at = if slot(&file, 0) == Some(found) {
-                    SLOT
-                } else {
-                    0
-                };
-                let written = write(&file, at, now + STEP).map_err(fail);
-                written.map(|()| now + STEP)
+            if now + NEAR <= found.synced {
+                return Ok(found.synced);
             }
-        };
+            // Never lower than one that may have reached the disk.
+            let ceiling = (now + STEP).max(found.highest);
+            let written = write(&file, found.free, ceiling);
+            written
+                .and_then(|()| rustix::fs::fsync(&*file))
+                .map_err(fail)?;
+            // If this fails, the next process writes the ceiling once more.
+            let _ = write(&file, SYNCED, ceiling);
+            Ok(ceiling)
+        });
         // Unlocking our own open file can't fail.
         let _ = rustix::fs::flock(&*file, FlockOperation::Unlock);
         raised
@@ -143,15 +150,41 @@ fn lock(file: &OwnedFd) -> std::result::Result<(), Errno> {
     }
 }
 
-fn read(file: &OwnedFd) -> Option<u64> {
-    slot(file, 0).max(slot(file, SLOT))
+/// What the file says.
+struct Ceilings {
+    highest: u64,
+    /// The one that is known to be on disk; 0 if none is.
+    synced: u64,
+    /// The slot to write to: not the one that is needed if that write is torn.
+    free: u64,
 }
 
-fn slot(file: &OwnedFd, at: u64) -> Option<u64> {
-    let mut bytes = [0; 64];
-    let length = rustix::io::pread(file, &mut bytes, at).ok()?;
-    let line = std::str::from_utf8(&bytes[..length]).ok()?.lines().next()?;
-    let (value, sum) = line.split_once(' ')?;
+impl Ceilings {
+    fn read(dir: &Dir, file: &OwnedFd) -> Result<Self> {
+        let mut bytes = [0; SYNCED as usize + 64];
+        let fail = |errno| file_failed("connect", &dir.path.join(CEILING), errno);
+        let length = rustix::io::pread(file, &mut bytes, 0).map_err(fail)?;
+        let slot = |at: u64| slot(bytes[..length].get(at as usize..)?);
+        let (first, second) = (slot(0), slot(SLOT));
+        let highest = first.max(second).ok_or_else(|| unreadable(dir))?;
+        let synced = slot(SYNCED).filter(|synced| [first, second].contains(&Some(*synced)));
+        let free = if first == Some(synced.unwrap_or(highest)) {
+            SLOT
+        } else {
+            0
+        };
+        Ok(Self {
+            highest,
+            synced: synced.unwrap_or(0),
+            free,
+        })
+    }
+}
+
+fn slot(bytes: &[u8]) -> Option<u64> {
+    let bytes = &bytes[..bytes.len().min(64)];
+    let line = bytes.split(|byte| *byte == b'\n').next()?;
+    let (value, sum) = std::str::from_utf8(line).ok()?.split_once(' ')?;
     let sum = u64::from_str_radix(sum.trim_end_matches('\0'), 16).ok()?;
     (sum == checksum(value)).then(|| value.parse().ok())?
 }
@@ -162,7 +195,7 @@ fn write(file: &OwnedFd, at: u64, ceiling: u64) -> std::result::Result<(), Errno
     if rustix::io::pwrite(file, line.as_bytes(), at)? != line.len() {
         return Err(Errno::NOSPC);
     }
-    rustix::fs::fsync(file)
+    Ok(())
 }
 
 /// FNV-1a: detects a torn or edited line.

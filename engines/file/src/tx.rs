@@ -16,17 +16,19 @@ use std::iter::zip;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::getpid;
 
 use super::FileEngine;
-use super::error::{busy, damaged, file_failed, forked, moved};
+use super::boot::LEASES;
+use super::error::{busy, damaged, file_failed, forked, moved, unseen};
 use super::keys;
 use super::leases::{self, Found};
 use super::line_file::{Extra, LineFile, Lock, Missing, State};
 use super::liveness::{self, Hint, Peer};
 use super::store::Store;
 use palisade_core::engine::{Ask, ClaimId, Seat};
-use palisade_core::{BootTime, Name, Result};
+use palisade_core::{BootTime, Error, Name, Result};
 
 /// How long to sleep when spinning did not help, at first and at most: if many processes tried
 /// every millisecond, the holder of the lock would get no time to run.
@@ -34,6 +36,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 /// When to check again a process that is renewing just now.
 const SOON: Duration = Duration::from_millis(10);
+/// When to check again a process whose renewals can't be read: often enough that nobody waits for
+/// long once they can, seldom enough that failing to read them costs nothing.
+const LATER: Duration = Duration::from_millis(100);
 
 /// See the module documentation. Dropping it without a commit changes nothing.
 pub(super) struct Tx<'a> {
@@ -54,6 +59,8 @@ pub(super) struct Tx<'a> {
     hints: Vec<(u64, Hint)>,
     /// The processes that were checked.
     peers: Vec<(u64, Peer)>,
+    /// A process whose renewals can't be read, and why: its claims count as alive.
+    unseen: Option<(u64, Errno)>,
 }
 
 /// The fields of a seat in the file that may change.
@@ -133,8 +140,10 @@ pub(super) async fn begin<'a>(
             // It was removed because the line was empty, or the whole store is gone.
             Lock::Gone => {
                 store.files.forget(&file_name);
-                if !home.lines_are_in_place() {
-                    return Err(moved(operation, &home.dir.path));
+                match home.lines_are_in_place() {
+                    Ok(true) => {}
+                    Ok(false) => return Err(moved(operation, &home.dir.path)),
+                    Err(errno) => return Err(file_failed(operation, &home.dir.path, errno)),
                 }
             }
         }
@@ -163,6 +172,11 @@ impl<'a> Looked<'a> {
     /// When it was read.
     pub(super) fn now(&self) -> BootTime {
         self.0.now
+    }
+
+    /// As [`Tx::unseen`].
+    pub(super) fn unseen(&self) -> Option<Error> {
+        self.0.unseen()
     }
 
     /// As [`Tx::commit`].
@@ -230,7 +244,16 @@ impl<'a> Tx<'a> {
             read_again: false,
             hints: Vec::new(),
             peers: Vec::new(),
+            unseen: None,
         }
+    }
+
+    /// Why it can't be known whether a claim in the line has ended.
+    pub(super) fn unseen(&self) -> Option<Error> {
+        let (process, errno) = self.unseen?;
+        let folder = self.store.home().dir.path.join(LEASES);
+        let file = folder.join(liveness::file_name(process));
+        Some(unseen(self.operation, &file, errno))
     }
 
     fn has_changes(&self) -> bool {
@@ -297,7 +320,7 @@ impl<'a> Tx<'a> {
     fn peer(&mut self, process: u64) -> &Peer {
         let known = self.peers.iter().position(|(known, _)| *known == process);
         let at = known.unwrap_or_else(|| {
-            let peer = liveness::open_to_wake(&self.store.home().procs, process);
+            let peer = liveness::open_to_wake(self.store.home().signs(), process);
             self.peers.push((process, peer));
             self.peers.len() - 1
         });
@@ -410,17 +433,38 @@ impl<'a> Tx<'a> {
     /// Looks up whether claims that have ended according to the line were renewed.
     fn look_up_renewals(&mut self, which: impl Fn(usize, &Seat<Extra>) -> bool) {
         let (now, mine) = (self.now, self.store.process());
-        for (at, seat) in self.state.line.seats.iter_mut().enumerate() {
-            if seat.expires > now || seat.extra.orphan || !which(at, seat) {
+        for at in 0..self.state.line.seats.len() {
+            let seat = &mut self.state.line.seats[at];
+            if seat.expires > now || !which(at, seat) {
                 continue;
             }
-            if seat.extra.process == mine {
-                seat.expires = self.store.leases.expires(seat.id).unwrap_or(seat.expires);
-                continue;
-            }
+            let (id, outlives) = (seat.id, seat.extra.by_lease && seat.is_held());
             let Extra { process, slot, .. } = seat.extra;
-            match leases::look_up(self.store.home(), process, slot, seat.id) {
-                Found::Until(expires) => seat.expires = expires,
+            if process == mine {
+                seat.expires = self.store.leases.expires(id).unwrap_or(seat.expires);
+                continue;
+            }
+            let mut found = leases::look_up(self.store.home(), process, slot, id);
+            if let Found::Unreadable(errno) = found {
+                if !matches!(self.peer(process), Peer::Dead) {
+                    self.unseen = Some((process, errno));
+                } else if outlives {
+                    // It is renewed no more, but how long it lasts can't be known.
+                    found = Found::Missing;
+                } else {
+                    continue;
+                }
+            }
+            let seat = &mut self.state.line.seats[at];
+            match found {
+                Found::Until(expires) => {
+                    seat.expires = expires;
+                    // An orphan that renews is none.
+                    if seat.extra.orphan && expires > now {
+                        (seat.extra.orphan, seat.extra.text) = (false, None);
+                        self.touched = true;
+                    }
+                }
                 Found::Nothing => {}
                 // A process that is stopped during a renewal can't rely on it once another ttl has
                 // passed.
@@ -429,11 +473,16 @@ impl<'a> Tx<'a> {
                     self.read_again = true;
                 }
                 Found::Busy(_) => {}
+                Found::Missing if seat.extra.orphan => {}
                 Found::Missing => {
                     seat.extra.orphan = true;
                     seat.expires = now + seat.ttl;
                     (seat.extra.until, seat.extra.text) = (seat.expires, None);
                     self.touched = true;
+                }
+                Found::Unreadable(_) => {
+                    seat.expires = now + LATER;
+                    self.read_again = true;
                 }
             }
         }

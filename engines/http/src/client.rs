@@ -17,11 +17,15 @@ use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
 use super::api::{Described, Opened};
-use super::error::{Problem, WHO, broken, parse};
+use super::error::{Problem, WHO, broken, parse, speaks_tls};
 use super::sessions::Session;
-use palisade_core::engine::{config_error, no_connection, unreachable};
+use palisade_core::engine::{config_error, no_connection, rounded, unreachable};
 use palisade_core::{BootTime, Error, Result};
-use palisade_kit::{Asked, Link, PerRuntime, SecretFile, Tls, http_client_with, timed};
+use palisade_kit::replies::{LISTING, REPLY};
+use palisade_kit::{
+    Answer, Asked, Broke, Link, PerRuntime, SecretFile, Tls, ask_http, body_of, http_client_with,
+    timed,
+};
 
 /// The header with a session's secret.
 const SESSION: HeaderName = HeaderName::from_static("palisade-session");
@@ -130,27 +134,26 @@ impl Access {
     ) -> Result<Connection> {
         // A little before the caller's own timeout, which can't name the hosts.
         let limit = self.connect_timeout - self.connect_timeout / 20;
-        let failed = |error: reqwest::Error| {
-            let error = broken("connect", &self.shown(&base), &error);
+        let failed = |broke: Broke| {
+            let error = broken("connect", &self.shown(&base), &broke);
             self.asked.judge(WHO, error)
         };
         let request = http.get(format!("{base}/v1/engine?check=false"));
-        let answer = async {
-            let response = request.send().await?;
-            self.asked.served();
-            Ok((response.status(), response.bytes().await?))
-        };
-        let answered = tokio::time::timeout(limit, answer).await;
-        let (status, body) = answered
+        let answered = tokio::time::timeout(limit, ask_http(request, REPLY)).await;
+        let answer = answered
             .map_err(|_| {
-                let (shown, limit) = (self.shown(&base), self.connect_timeout);
-                no_connection(format!("no answer from {shown} within {limit:?}"))
+                let (base, limit) = (self.shown(&base), self.connect_timeout);
+                no_connection(format!("no answer from {base} within {}", rounded(limit)))
             })?
             .map_err(failed)?;
-        if !status.is_success() {
-            return Err(Problem::read(status, &body).error("connect").not_applied());
+        self.asked.served();
+        if let Some(error) = speaks_tls(&base, &answer) {
+            return Err(error);
         }
-        let described = parse("connect", &body).map_err(Error::not_applied)?;
+        if !answer.status.is_success() {
+            return Err(Problem::of(&answer).error("connect").not_applied());
+        }
+        let described = parse("connect", &answer.body).map_err(Error::not_applied)?;
         Ok(Connection {
             http,
             base,
@@ -256,16 +259,18 @@ impl Client {
     ) -> Result<Reply> {
         let (operation, sent) = (call.operation, BootTime::now());
         let request = self.request(link, &call);
-        let reply = async {
-            let response = request.send().await?;
-            Ok((response.status(), response.bytes().await?))
+        let most = if operation == "survey" {
+            LISTING
+        } else {
+            REPLY
         };
-        let (status, body) = match timed(operation, until.remaining(), reply).await {
+        let reply = ask_http(request, most);
+        let answer = match timed(operation, until.remaining(), reply).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => {
+            Ok(Err(broke)) => {
                 self.connections.broken(link).await;
                 let place = self.access.shown(place(link, call.session));
-                return Err(broken(operation, &place, &error));
+                return Err(broken(operation, &place, &broke));
             }
             Err(late) => {
                 self.connections.unanswered(operation, link).await;
@@ -273,7 +278,7 @@ impl Client {
             }
         };
         self.connections.answered(link);
-        let problem = (!status.is_success()).then(|| Problem::read(status, &body));
+        let problem = (!answer.status.is_success()).then(|| Problem::of(&answer));
         if let Some(session) = call.session {
             match &problem {
                 None => session.answered(sent),
@@ -283,7 +288,7 @@ impl Client {
             }
         }
         match problem {
-            None => Ok(Reply::Done(body.to_vec())),
+            None => Ok(Reply::Done(answer.body)),
             Some(problem) => Ok(Reply::Refused(self.judge(link, problem).await?)),
         }
     }
@@ -395,15 +400,20 @@ impl Client {
         };
         let link = self.link("watch", self.timeout).await?;
         let response = timed("watch", self.timeout, self.request(&link, &call).send()).await;
-        let response = response.map_err(Error::not_applied)?.map_err(|error| {
+        let mut response = response.map_err(Error::not_applied)?.map_err(|error| {
             let place = self.access.shown(place(&link, session));
-            broken("watch", &place, &error).not_applied()
+            broken("watch", &place, &error.into()).not_applied()
         })?;
         let status = response.status();
         if !status.is_success() {
-            let body = timed("watch", self.timeout, response.bytes()).await;
+            let headers = std::mem::take(response.headers_mut());
+            let body = timed("watch", self.timeout, body_of(response, REPLY)).await;
             let body = body.map_err(Error::not_applied)?.unwrap_or_default();
-            let problem = Problem::read(status, &body);
+            let problem = Problem::of(&Answer {
+                status,
+                headers,
+                body,
+            });
             if let Some(session) = session.filter(|_| problem.code == "no_session") {
                 session.is_unknown();
             }

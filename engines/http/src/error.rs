@@ -9,12 +9,15 @@ use std::io;
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use palisade_core::engine::unreachable;
+use palisade_core::engine::{config_error, unreachable};
 use palisade_core::{Error, ErrorKind, Result};
-use palisade_kit::{about_tls, broken_http, cause};
+use palisade_kit::{Answer, Broke, Place, about_tls, broken_http, cause, redirected};
 
 /// How we call the other side.
 pub(super) const WHO: &str = "the gateway";
+
+/// The advice for a port that speaks TLS.
+const WITH_TLS: &str = "https: in place of http:";
 
 /// A refusal, as a gateway writes it.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Problem {
     detail: String,
     maybe_applied: bool,
     status: StatusCode,
+    /// The end of a message about a reply that no gateway wrote.
+    hint: String,
 }
 
 #[derive(Deserialize)]
@@ -38,7 +43,18 @@ struct Document {
 const DETAIL: usize = 500;
 
 impl Problem {
-    pub(super) fn read(status: StatusCode, body: &[u8]) -> Self {
+    pub(super) fn of(answer: &Answer) -> Self {
+        let Answer {
+            status,
+            headers,
+            body,
+        } = answer;
+        let mut problem = Self::read(*status, body);
+        problem.hint = redirected(*status, headers);
+        problem
+    }
+
+    fn read(status: StatusCode, body: &[u8]) -> Self {
         let Ok(said) = serde_json::from_slice::<Document>(body) else {
             return Self {
                 code: String::new(),
@@ -46,6 +62,7 @@ impl Problem {
                 // A load balancer that answers may have forwarded the request before.
                 maybe_applied: status.is_server_error(),
                 status,
+                hint: String::new(),
             };
         };
         let detail = said.detail.chars().filter(|c| !c.is_control());
@@ -54,6 +71,7 @@ impl Problem {
             detail: detail.take(DETAIL).collect(),
             maybe_applied: said.outcome != "not_applied",
             status,
+            hint: String::new(),
         }
     }
 
@@ -68,7 +86,8 @@ impl Problem {
             "unauthorized" => (
                 ErrorKind::Denied,
                 "the gateway does not know the token; pass one with token_file= or \
-                 PALISADE_GATEWAY_TOKEN"
+                 PALISADE_GATEWAY_TOKEN (which palisade does not pass on to the commands that it \
+                 runs)"
                     .to_owned(),
             ),
             "" => self.no_gateway(),
@@ -88,7 +107,10 @@ impl Problem {
             let message = format!("no gateway answers; something before it says {status}");
             return (ErrorKind::Unreachable, message);
         }
-        let message = format!("the answer has status {status}; is it a palisade gateway?");
+        let message = match &*self.hint {
+            "" => format!("the answer has status {status}; is it a palisade gateway?"),
+            hint => format!("the answer has status {status}{hint}"),
+        };
         (ErrorKind::Unusable, message)
     }
 }
@@ -120,20 +142,32 @@ pub(super) fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &
 }
 
 /// What a connection to `place` that failed means.
-pub(super) fn broken(operation: &'static str, place: &str, error: &reqwest::Error) -> Error {
-    let socket = cause::<io::Error>(error).and_then(|io| match io.kind() {
-        io::ErrorKind::NotFound => Some("there is no such socket"),
-        io::ErrorKind::PermissionDenied => Some("the socket is another user's"),
-        _ => None,
-    });
-    match socket {
-        Some(why) if error.is_connect() => {
-            unreachable(operation, format!("no gateway answers at {place}: {why}"))
-        }
-        _ => broken_http(operation, ("no gateway", place), error, |tls| {
-            about_tls(WHO, "http", tls)
-        }),
+pub(super) fn broken(operation: &'static str, place: &str, broke: &Broke) -> Error {
+    if let Broke::Connection(error) = broke
+        && error.is_connect()
+        && let Some(why) = cause::<io::Error>(error).and_then(|io| match io.kind() {
+            io::ErrorKind::NotFound => Some("there is no such socket"),
+            io::ErrorKind::PermissionDenied => Some("the socket is another user's"),
+            _ => None,
+        })
+    {
+        return unreachable(operation, format!("no gateway answers at {place}: {why}"));
     }
+    let place = Place {
+        who: WHO,
+        nobody: "no gateway",
+        base: place,
+        with_tls: WITH_TLS,
+        closed: "",
+    };
+    broken_http(operation, &place, broke, |tls| about_tls(WHO, "http", tls))
+}
+
+/// The error for the greeting of a gateway at `base`, if a server that expects TLS refused it.
+pub(super) fn speaks_tls(base: &str, answer: &Answer) -> Option<Error> {
+    let said = || String::from_utf8_lossy(&answer.body).contains("HTTPS");
+    let expects = answer.status == StatusCode::BAD_REQUEST && base.starts_with("http://") && said();
+    expects.then(|| config_error(format!("this port of {WHO} speaks TLS; use {WITH_TLS}")))
 }
 
 #[cfg(test)]

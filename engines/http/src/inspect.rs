@@ -6,21 +6,30 @@ use parking_lot::Mutex;
 
 use super::Gateway;
 use super::api::{Described, Found, Lines};
-use super::error::parse;
+use super::error::{WHO, parse};
 use super::notify::query;
 use palisade_core::Result;
 use palisade_core::report::{Checkup, Finding, LineReport, Scope, Severity};
 use palisade_kit::plain_text;
+use palisade_kit::replies::{PAGES, too_large};
+
+/// What a page counts for at least.
+const PAGE: usize = 4 << 10;
 
 pub(super) async fn survey(engine: &Gateway, scope: &Scope) -> Result<Vec<LineReport>> {
     let asked = match scope {
         Scope::Line(name) => format!("name={}", query(&engine.names.there(name)?)),
         Scope::Prefix(prefix) => format!("prefix={}", query(&engine.names.prefix(prefix))),
     };
-    let (mut found, mut after) = (Vec::new(), String::new());
+    let (mut found, mut after, mut read) = (Vec::new(), String::new(), 0);
     loop {
         let path = format!("/v1/lines?records=true&{asked}{after}");
         let body = engine.client.get("survey", &path).await?;
+        // Empty pages without end are refused, too.
+        read += body.len().max(PAGE);
+        if read > PAGES {
+            return Err(too_large("survey", WHO, PAGES));
+        }
         let page: Lines = parse("survey", &body)?;
         let lines = page.lines.into_iter();
         found.extend(lines.filter_map(|line| line.report(&engine.names)));

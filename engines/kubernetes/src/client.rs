@@ -15,15 +15,17 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::credentials::{Credential, Credentials};
-use super::error::{broken, not_kubernetes, refused};
+use super::error::{broken, not_greeted, not_kubernetes, refused};
 use super::kubeconfig::Target;
 use super::lease::{API, Clock, Lease, micros};
-use palisade_core::engine::{config_error, no_connection, unreachable};
+use palisade_core::engine::{config_error, no_connection, rounded, unreachable};
 use palisade_core::{BootTime, Error, Result};
-use palisade_kit::{Host, Link, PerRuntime, http_client, timed};
+use palisade_kit::replies::{LISTING, PAGES, REPLY, too_large};
+use palisade_kit::{Answer, Host, Link, PerRuntime, ask_http, http_client, timed};
 
-/// The page size of a list.
+/// The page size of a list, and the bytes that a page counts for at least.
 const PAGE: usize = 500;
+const SMALLEST_PAGE: usize = 4 << 10;
 
 /// The pause after a 429 without Retry-After.
 const THROTTLED: Duration = Duration::from_secs(1);
@@ -171,21 +173,34 @@ impl Client {
         body: &[u8],
         within: Duration,
     ) -> Result<Reply> {
+        self.send_for(operation, method, path, body, (within, REPLY))
+            .await
+    }
+
+    /// Sends one request, with bounds for the time until its reply and for its size.
+    async fn send_for(
+        &self,
+        operation: &'static str,
+        method: Method,
+        path: &str,
+        body: &[u8],
+        (within, most): (Duration, usize),
+    ) -> Result<Reply> {
         let until = BootTime::now() + within;
         let mut tries = 2;
         loop {
             let prepared = self.prepare(operation, &method, path, body, until).await;
             let (link, credential, request) = prepared?;
-            let answer = timed(operation, until.remaining(), async {
-                let response = request.send().await?;
-                let (status, headers) = (response.status(), response.headers().clone());
-                Ok((status, headers, response.bytes().await?.to_vec()))
-            });
-            let (status, headers, body) = match answer.await {
+            let answer = timed(operation, until.remaining(), ask_http(request, most));
+            let Answer {
+                status,
+                headers,
+                body,
+            } = match answer.await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(error)) => {
+                Ok(Err(broke)) => {
                     self.connections.broken(&link).await;
-                    return Err(broken(operation, &self.server, &error));
+                    return Err(broken(operation, &self.server, &broke));
                 }
                 Err(late) => {
                     self.connections.unanswered(operation, &link).await;
@@ -207,7 +222,8 @@ impl Client {
                 StatusCode::TOO_MANY_REQUESTS => {
                     let pause = retry_after(&headers);
                     if pause >= until.remaining() {
-                        let message = format!("the API server accepts no requests for {pause:?}");
+                        let message =
+                            format!("the API server accepts no requests for {}", rounded(pause));
                         return Err(unreachable(operation, message));
                     }
                     tokio::time::sleep(pause).await;
@@ -359,13 +375,17 @@ impl Client {
             more: String,
         }
         let mut all = Vec::new();
-        let mut from = String::new();
+        let (mut from, mut read) = (String::new(), 0);
         loop {
             let path = format!("{}?limit={PAGE}{from}", self.leases);
-            let reply = self
-                .send(operation, Method::GET, &path, b"", self.timeout)
-                .await;
-            let reply = reply.map_err(Error::not_applied)?;
+            let bounds = (self.timeout, LISTING);
+            let reply = self.send_for(operation, Method::GET, &path, b"", bounds);
+            let reply = reply.await.map_err(Error::not_applied)?;
+            // Empty pages without end are refused, too.
+            read += reply.body.len().max(SMALLEST_PAGE);
+            if read > PAGES {
+                return Err(too_large(operation, "the API server", PAGES));
+            }
             if reply.status != StatusCode::OK {
                 return Err(self.unexpected(operation, reply.status, &reply));
             }
@@ -393,7 +413,7 @@ impl Client {
             Ok(response) => response,
             Err(error) => {
                 self.connections.broken(&link).await;
-                return Err(broken("watch", &self.server, &error).not_applied());
+                return Err(broken("watch", &self.server, &error.into()).not_applied());
             }
         };
         match response.status() {
@@ -460,15 +480,18 @@ async fn greet(server: &str, connection: &Connection) -> Result<StatusCode> {
     if let Some(token) = &credential.token {
         request = request.bearer_auth(token);
     }
-    let response = request.send().await;
-    let response = response.map_err(|error| broken("connect", server, &error).not_applied())?;
-    match response.status() {
+    let answer = ask_http(request, REPLY).await;
+    let answer = answer.map_err(|broke| broken("connect", server, &broke).not_applied())?;
+    match answer.status {
         status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
             let message = format!("the API server answers with status {}", status.as_u16());
             Err(no_connection(message))
         }
         StatusCode::NOT_FOUND => Err(not_kubernetes("connect")),
-        status => Ok(status),
+        // Whoever may not read the version may still have rights to Leases.
+        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Ok(status),
+        status if status.is_success() => Ok(status),
+        _ => Err(not_greeted(server, &answer)),
     }
 }
 

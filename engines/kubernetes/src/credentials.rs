@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Deserialize;
+use tokio::io::AsyncReadExt;
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::kubeconfig::Exec;
 use super::lease::{parse_time, wall_clock};
 use palisade_core::engine::config_error;
 use palisade_core::{BootTime, Result};
+use palisade_kit::{DOCUMENT, SECRET, read_text};
 
 /// How long a token is used before its file is read again: client-go's interval.
 const REREAD: Duration = Duration::from_secs(60);
@@ -133,9 +135,7 @@ impl Credentials {
                 ..Credential::default()
             },
             Source::File(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| {
-                    config_error("the file with the token can't be read").because(error)
-                })?;
+                let text = read_text("the file with the token", path, SECRET)?;
                 Credential {
                     token: Some(text.trim().to_owned()),
                     ..Credential::default()
@@ -188,24 +188,38 @@ async fn run(exec: &Exec) -> Result<Credential> {
         "apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec,
     });
     let variables = exec.env.iter().flatten().map(|v| (&v.name, &v.value));
-    let output = tokio::process::Command::new(&exec.command)
+    let started = tokio::process::Command::new(&exec.command)
         .args(exec.args.iter().flatten())
         .envs(variables)
         .env("KUBERNETES_EXEC_INFO", info.to_string())
         .stdin(Stdio::null())
         // Its messages are for the person who set it up, as with kubectl.
         .stderr(Stdio::inherit())
+        .stdout(Stdio::piped())
         .kill_on_drop(true)
-        .output();
-    let output = match tokio::time::timeout(PLUGIN, output).await {
+        .spawn();
+    let mut plugin = started.map_err(|error| failed("can't be run").because(error))?;
+    let ended = async {
+        let mut said = Vec::new();
+        let most = u64::try_from(DOCUMENT).unwrap_or(u64::MAX);
+        if let Some(output) = plugin.stdout.take() {
+            output.take(most + 1).read_to_end(&mut said).await?;
+        }
+        if said.len() > DOCUMENT {
+            return Ok(None);
+        }
+        Ok::<_, std::io::Error>(Some((plugin.wait().await?, said)))
+    };
+    let (status, said) = match tokio::time::timeout(PLUGIN, ended).await {
         Err(_) => return Err(failed("did not end in time")),
         Ok(Err(error)) => return Err(failed("can't be run").because(error)),
-        Ok(Ok(output)) => output,
+        Ok(Ok(None)) => return Err(failed("writes without end")),
+        Ok(Ok(Some(ended))) => ended,
     };
-    if !output.status.success() {
+    if !status.success() {
         return Err(failed("failed"));
     }
-    let given = serde_json::from_slice::<Answer>(&output.stdout).ok();
+    let given = serde_json::from_slice::<Answer>(&said).ok();
     let given = given.and_then(|answer| answer.status);
     let given = given.ok_or_else(|| failed("gave no ExecCredential with a status"))?;
     let pem = |text: Option<String>| text.filter(|t| !t.is_empty()).map(String::into_bytes);

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use palisade_core::engine::unreachable;
 use palisade_core::{Error, ErrorKind};
-use palisade_kit::broken_http;
+use palisade_kit::{Answer, Broke, Place, authority_as_server, broken_http, redirected};
 
 /// The body of a refusal. Some refusals have another form.
 #[derive(Debug, Default, Deserialize)]
@@ -39,6 +39,9 @@ impl Status {
         serde_json::from_slice(body).unwrap_or_default()
     }
 }
+
+/// The advice for a port that speaks TLS.
+const WITH_TLS: &str = "https: in place of http: in the kubeconfig's server";
 
 /// The verbs that a role needs, for messages.
 const ROLE: &str = "a Role with get, create, update and watch on leases of coordination.k8s.io in this namespace (docs/engines/kubernetes.md has one)";
@@ -96,8 +99,27 @@ pub(super) fn not_kubernetes(operation: &'static str) -> Error {
 }
 
 /// What a connection to `server` that failed means.
-pub(super) fn broken(operation: &'static str, server: &str, error: &reqwest::Error) -> Error {
-    broken_http(operation, ("no API server", server), error, about_tls)
+pub(super) fn broken(operation: &'static str, server: &str, broke: &Broke) -> Error {
+    let place = Place {
+        who: "the API server",
+        nobody: "no API server",
+        base: server,
+        with_tls: WITH_TLS,
+        closed: "",
+    };
+    broken_http(operation, &place, broke, about_tls)
+}
+
+/// The error for an answer to the greeting of `server` that no API server gives.
+pub(super) fn not_greeted(server: &str, answer: &Answer) -> Error {
+    let (status, plain) = (answer.status.as_u16(), server.starts_with("http://"));
+    let hint = match redirected(answer.status, &answer.headers) {
+        hint if !hint.is_empty() => hint,
+        _ if status == 400 && plain => format!("; if this port speaks TLS, use {WITH_TLS}"),
+        _ => "; is it a Kubernetes API server?".to_owned(),
+    };
+    let message = format!("{server} answers with status {status}{hint}");
+    Error::new(ErrorKind::Unusable, "connect", message)
 }
 
 fn about_tls(error: &rustls::Error) -> String {
@@ -114,6 +136,9 @@ fn about_tls(error: &rustls::Error) -> String {
         ) => "the API server's certificate does not name this host; set tls-server-name in the kubeconfig to a name that it has".to_owned(),
         rustls::Error::InvalidCertificate(Bad::UnknownIssuer) => {
             "the API server's certificate is from an authority that is not trusted here; set certificate-authority in the kubeconfig".to_owned()
+        }
+        rustls::Error::InvalidCertificate(bad) if authority_as_server(bad) => {
+            "the API server shows the certificate of an authority as its own; give it one that an authority has signed for it (CA:FALSE)".to_owned()
         }
         _ => format!("TLS can't be agreed on with the API server ({error}); is the kubeconfig's certificate-authority that of this cluster?"),
     }

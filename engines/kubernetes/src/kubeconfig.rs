@@ -5,6 +5,7 @@
 //! joined by colons, of which the first that sets a value wins), the pod's service account, and
 //! `~/.kube/config`.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::credentials::Source;
 use palisade_core::Result;
 use palisade_core::engine::{Url, config_error};
-use palisade_kit::Tls;
+use palisade_kit::{DOCUMENT, SECRET, Tls, read_at_most, read_file, unread};
 
 /// The service account directory in a pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -44,10 +45,10 @@ impl Pem {
     fn read(&self) -> Result<Vec<u8>> {
         match self {
             Self::Data(data) => Ok(data.clone()),
-            Self::File(path) => std::fs::read(path).map_err(|error| {
-                config_error("a certificate or key that the kubeconfig names can't be read")
-                    .because(error)
-            }),
+            Self::File(path) => {
+                let what = "a certificate or key that the kubeconfig names";
+                read_file(what, path, DOCUMENT)
+            }
         }
     }
 
@@ -106,8 +107,12 @@ impl Target {
         } else {
             host.to_owned()
         };
-        let namespace = std::fs::read_to_string(folder.join("namespace")).ok();
-        let namespace = namespace.map(|text| text.trim().to_owned());
+        let what = "the service account's file with the namespace";
+        let namespace = match read_at_most(&folder.join("namespace"), SECRET) {
+            Ok(text) => Some(String::from_utf8_lossy(&text).trim().to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(unread(what, SECRET, error)),
+        };
         Ok(Self {
             server: format!("https://{host}:{port}"),
             server_name: None,
@@ -122,12 +127,14 @@ impl Target {
         let mut merged = File::default();
         let mut read = 0;
         for path in paths {
-            let text = match std::fs::read_to_string(path) {
+            let text = match read_at_most(path, DOCUMENT) {
                 Ok(text) => text,
                 // As with kubectl, a missing file is skipped as long as another one exists.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(config_error("a kubeconfig can't be read").because(error)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(unread("a kubeconfig", DOCUMENT, error)),
             };
+            let text = String::from_utf8(text)
+                .map_err(|_| config_error("a kubeconfig is no text (UTF-8)"))?;
             read += 1;
             let dir = path.parent().unwrap_or(Path::new("")).to_owned();
             merged.add(File::parse(&text)?, &dir);

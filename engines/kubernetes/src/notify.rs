@@ -20,6 +20,7 @@ use palisade_core::engine::{Alarm, BoxStream};
 use palisade_core::report::Scope;
 use palisade_core::{ErrorKind, Result};
 use palisade_kit as kit;
+use palisade_kit::replies::REPLY;
 
 /// The duration of one watch; the next one proves that the server is still there.
 const LASTS: Duration = Duration::from_secs(300);
@@ -48,13 +49,18 @@ struct Event {
 struct Watch {
     response: reqwest::Response,
     buffer: Vec<u8>,
+    /// How much of the buffer has no end of a line.
+    searched: usize,
 }
 
 impl Watch {
     async fn begin(engine: &Kubernetes, selector: &str) -> Result<Self> {
         let response = engine.client.watch(selector, LASTS).await?;
-        let buffer = Vec::new();
-        Ok(Self { response, buffer })
+        Ok(Self {
+            response,
+            buffer: Vec::new(),
+            searched: 0,
+        })
     }
 
     /// The next change; `None` when the watch has ended for any reason.
@@ -65,7 +71,11 @@ impl Watch {
             object: serde_json::Value,
         }
         loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+            // What has no end yet was searched before.
+            let unsearched = &self.buffer[self.searched..];
+            if let Some(end) = unsearched.iter().position(|byte| *byte == b'\n') {
+                let end = self.searched + end;
+                self.searched = 0;
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 let line: Line = serde_json::from_slice(&line).ok()?;
                 let deleted = match line.r#type.as_str() {
@@ -78,7 +88,11 @@ impl Watch {
                 let lease = serde_json::from_value(line.object).ok()?;
                 return Some(Event { lease, deleted });
             }
+            self.searched = self.buffer.len();
             let chunk = timeout(SILENCE, self.response.chunk()).await.ok()?.ok()??;
+            if self.buffer.len() + chunk.len() > REPLY {
+                return None;
+            }
             self.buffer.extend_from_slice(&chunk);
         }
     }

@@ -72,9 +72,13 @@ impl Connector {
         };
         *self.between.lock() = Some(found);
         if let Some((schema, ready)) = &self.schema {
-            ready
-                .get_or_try_init(|| schema.ensure(session.client()))
-                .await?;
+            // Both at once, for the sake of a round trip.
+            let (set, there) = tokio::join!(
+                session.set_up(found),
+                ready.get_or_try_init(|| schema.ensure(session.client()))
+            );
+            there?;
+            set.map_err(|error| error::failed("connect", &error))?;
         } else if found == Between::Pooler {
             return Err(config_error(
                 "listen_url leads to a transaction pooler too; name the server itself",
@@ -89,6 +93,7 @@ impl Connector {
             let connector = self.clone();
             Box::pin(async move { connector.connect().await })
         })
+        .full_if(error::is_full)
     }
 }
 
@@ -145,7 +150,7 @@ impl Client {
 
     /// This runtime's connection; one that has ended is replaced.
     pub(super) async fn session(&self) -> Result<Link<Arc<Session>>> {
-        living(&self.sessions).await
+        living(&self.sessions, false).await
     }
 
     /// Creates the schema if nobody has, for a statement that somebody else's connection will send.
@@ -239,8 +244,8 @@ impl Client {
         numbers(operation, &self.ask(operation, verb, parameters).await?)
     }
 
-    /// Runs a renewal. If there is no reply until `by`, the connection is dropped at once, so that
-    /// the next renewal can still make it on a new one.
+    /// Runs a renewal. If there is no reply until `by`, it is cancelled and the connection dropped
+    /// at once, so that the next renewal can still make it on a new one.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -252,7 +257,7 @@ impl Client {
     ) -> Result<Vec<i64>> {
         const RENEW: &str = "renew";
         let left = || by.saturating_duration_since(Instant::now());
-        let link = timed(RENEW, left(), self.session()).await??;
+        let link = timed(RENEW, left(), living(&self.sessions, true)).await??;
         match timed(RENEW, left(), self.ask_on(&link, RENEW, verb, parameters)).await {
             Ok(rows) => {
                 self.sessions.answered(&link);
@@ -260,9 +265,21 @@ impl Client {
             }
             Err(late) => {
                 self.sessions.broken(&link).await;
+                self.cancel(link);
                 Err(late)
             }
         }
+    }
+
+    /// Cancels what the server does for a connection that was given up. A renewal that goes on there
+    /// keeps the rows locked that it has reached, and the next one needs them.
+    fn cancel(&self, link: Link<Arc<Session>>) {
+        let (server, patience) = (self.server.clone(), self.timeout);
+        tokio::spawn(async move {
+            // If it can't be sent, the rows are locked until the server notices by itself.
+            let cancelled = server.cancel(&link.connection.connection);
+            let _ = tokio::time::timeout(patience, cancelled).await;
+        });
     }
 
     /// Makes sure that a connection of this runtime listens; `false` when NOTIFY is unavailable.
@@ -271,7 +288,7 @@ impl Client {
     /// As connecting.
     pub(super) async fn listen(&self) -> Result<bool> {
         let links = self.listeners.as_ref().unwrap_or(&self.sessions);
-        let link = living(links).await?;
+        let link = living(links, false).await?;
         if !self.can_listen() {
             return Ok(false);
         }
@@ -308,11 +325,18 @@ fn numbers(operation: &'static str, rows: &[Row]) -> Result<Vec<i64>> {
 }
 
 /// This runtime's connection; one that has ended is replaced before it is used.
-async fn living(links: &Sessions) -> Result<Link<Arc<Session>>> {
-    let link = links.get().await?;
+async fn living(links: &Sessions, urgent: bool) -> Result<Link<Arc<Session>>> {
+    let get = async || {
+        if urgent {
+            links.get_urgently().await
+        } else {
+            links.get().await
+        }
+    };
+    let link = get().await?;
     if !link.connection.client().is_closed() {
         return Ok(link);
     }
     links.broken(&link).await;
-    links.get().await
+    get().await
 }

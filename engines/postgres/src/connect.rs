@@ -18,7 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connection::{Connection, Listener, Protocol, Socket};
 use super::error;
 use super::schema::first_cell;
-use palisade_core::engine::{Settings, Url, config_error, no_connection};
+use palisade_core::engine::{Settings, Url, config_error, no_connection, rounded};
 use palisade_core::{Error, Result};
 use palisade_kit::{Host, Login, Tls};
 
@@ -151,8 +151,9 @@ impl Server {
 
     fn too_slow(&self, at: usize) -> Error {
         let message = format!(
-            "{} does not answer within {:?}",
-            self.hosts[at], self.patience
+            "{} does not answer within {}",
+            self.hosts[at],
+            rounded(self.patience)
         );
         no_connection(message)
     }

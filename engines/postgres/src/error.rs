@@ -29,6 +29,14 @@ pub(super) fn is_stale(error: &Error) -> bool {
     error.message().starts_with(STALE)
 }
 
+/// The message for a server, or a pooler, whose connections are all in use.
+const FULL: &str = "has no connection left; raise max_connections there, or put a pooler in front (a process that waits or holds takes two)";
+
+/// Whether the server refused because its connections are all in use.
+pub(super) fn is_full(error: &Error) -> bool {
+    error.message().ends_with(FULL)
+}
+
 /// What to do about a failed statement.
 #[derive(Debug)]
 pub(super) enum Remedy {
@@ -71,7 +79,7 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
         ),
         "42501" => (
             ErrorKind::Denied,
-            "this user lacks rights; run the grants that `palisade schema postgres` prints",
+            "this user lacks rights; let an owner run what `palisade schema postgres --user USER` prints, with this user's name (and --schema, if the URL has schema=)",
         ),
         "3F000" | "42883" | "42P01" | "42703" | "42704" => (
             ErrorKind::Unusable,
@@ -209,11 +217,8 @@ fn refused(host: &Host, db: &DbError) -> Error {
             ErrorKind::Denied,
             "does not let this user connect to the database",
         )
-    } else if *code == SqlState::TOO_MANY_CONNECTIONS {
-        (
-            ErrorKind::Unreachable,
-            "has no connection left; raise max_connections there, or put a pooler in front",
-        )
+    } else if *code == SqlState::TOO_MANY_CONNECTIONS || says("no more connections allowed") {
+        (ErrorKind::Unreachable, FULL)
     } else {
         let message = format!("{host} refuses connections (SQLSTATE {})", code.code());
         return no_connection(message);

@@ -13,7 +13,7 @@ use super::config::{Config, OPTIONS};
 use super::error;
 use super::statements::{Parameters, Verb};
 use palisade_core::engine::{Settings, Url};
-use palisade_core::fence::{Fenced, Rule, SharedFence, Verdict, WriteToken};
+use palisade_core::fence::{Fenced, Rule, SharedFence, Taken, Verdict, WriteToken};
 use palisade_core::{Name, Result, Token};
 use palisade_kit::fence_store::{FenceStore, Stored};
 use palisade_kit::sql;
@@ -82,6 +82,32 @@ impl FenceStore for PostgresFence {
         let kept = self.kept(resource, false).await?;
         let highest = kept.map_or(token.token(), |kept| kept.token);
         Ok(Verdict::Stale { highest })
+    }
+
+    async fn take(&self, resource: &Name, token: WriteToken) -> Result<Taken> {
+        let (strict, number) = (self.rule == Rule::Strict, token.stored()?);
+        let Some(mark) = self.rule.mark_of_take(token)? else {
+            // No older token exists, and there is nothing to raise.
+            let kept = self.kept(resource, false).await?;
+            return Ok(match self.rule.judge(kept.map(|kept| kept.token), token) {
+                Verdict::Accepted => Taken::Accepted { data: None },
+                Verdict::Stale { highest } => Taken::Stale { highest },
+            });
+        };
+        let (namespace, name) = (&self.client.namespace, resource.as_str());
+        let take: Parameters<'_> = &[namespace, &name, &mark, &number, &strict];
+        match self.client.ask(FENCE, Verb::FenceTake, take).await {
+            Ok(rows) => match rows.first().map(|row| row.try_get(0)) {
+                Some(Ok(data)) => return Ok(Taken::Accepted { data }),
+                Some(Err(_)) => return error::unreadable(FENCE),
+                None => {}
+            },
+            Err(error) if error::is_stale(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let kept = self.kept(resource, false).await?;
+        let highest = kept.map_or(token.token(), |kept| kept.token);
+        Ok(Taken::Stale { highest })
     }
 
     async fn read(&self, resource: &Name) -> Result<Option<Fenced>> {

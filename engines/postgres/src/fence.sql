@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS @schema@.fenced (
 @triggers@
 -- Forgets a resource, its mark included.
 CREATE OR REPLACE FUNCTION @schema@.fence_forget(p_namespace text, p_resource text)
-RETURNS boolean LANGUAGE plpgsql AS $$
+RETURNS boolean LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   known boolean;
 BEGIN
@@ -20,6 +20,6 @@ BEGIN
   known := FOUND;
   PERFORM set_config('palisade.fence', '', true);
   DELETE FROM @schema@.fenced_fence
-   WHERE resource = jsonb_build_array(p_namespace, p_resource)::text;
+   WHERE namespace = p_namespace AND resource = p_resource;
   RETURN known OR FOUND;
 END $$;

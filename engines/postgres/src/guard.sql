@@ -20,7 +20,8 @@ END $$;
 -- Locks the lines of all guards of this transaction, in the order of their names as a renewal does,
 -- and only now: until here nobody waits for a client that is paused. No line can be granted to
 -- another while it is locked, so that what is seen here is true when the commit is done.
-CREATE OR REPLACE FUNCTION @schema@.guarded() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @schema@.guarded() RETURNS trigger LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   guards @schema@.guard[];
   g      @schema@.guard;

@@ -272,8 +272,9 @@ fn judge(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
     }
     if !says("rights", "t") {
         let message = "this user lacks rights on palisade's tables";
-        let remedy = "run the grants that `palisade schema postgres` prints";
-        find(Warning, "rights", message, remedy);
+        let command = subject.schema.command(true);
+        let remedy = format!("let an owner run what {command} prints, with this user's name");
+        find(Warning, "rights", message, &remedy);
     }
     let connections = number(row, "connections");
     let limit = match number(row, "role_limit") {

@@ -4,7 +4,9 @@
 //! waiting claim polls: 2,000 waiters of one process once cost the holder its renewals. Nobody can
 //! overtake in a line, so a claim behind [`AHEAD`] waiting claims of its own client can't be
 //! granted before them. It waits here instead, costs the server nothing, and enters when one of
-//! them has gone.
+//! them has gone. A claim that others may wait for meanwhile, because its agent holds something or
+//! runs inside a hold, passes at once: held back, it would be in no line that is surveyed, and its
+//! deadlock could not be found.
 //!
 //! Invariant: a claim is local, or it may be in the server's line; never both.
 
@@ -14,10 +16,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use palisade_core::engine::{Claim, ClaimId, LeaseStart};
+use palisade_core::engine::{Claim, ClaimId, LeaseStart, may_block};
 use palisade_core::{BootTime, Name};
 
-/// How many waiting claims of one client may be in the server's line of one name.
+/// How many waiting claims of one client may be in the server's line of one name, besides those
+/// that pass.
 const AHEAD: usize = 16;
 
 /// The waiting claims of one client.
@@ -111,7 +114,10 @@ impl LocalQueue {
             if waiting.remote.contains_key(&claim.id) {
                 return true;
             }
-            if waiting.local.is_empty() && waiting.has_room() {
+            let passes = claim.owner.agent.as_ref().is_some_and(may_block);
+            if passes || waiting.local.is_empty() && waiting.has_room() {
+                // It may have been held back before its agent came to hold something.
+                waiting.remove_local(claim.id);
                 let entering = Remote::Entering(Arc::clone(claim), BootTime::now());
                 waiting.remote.insert(claim.id, entering);
                 return true;
@@ -205,7 +211,7 @@ mod tests {
 
     use super::*;
     use palisade_core::engine::Ask;
-    use palisade_core::report::Owner;
+    use palisade_core::report::{Agent, Owner};
 
     fn claim(name: &Name) -> Arc<Claim> {
         Arc::new(Claim {
@@ -230,6 +236,17 @@ mod tests {
             // Admitting it again changes nothing.
             assert_eq!(queue.admit(claim), at < AHEAD, "{at}");
         }
+        // One whose agent has come to hold something passes; then it is in the line like others.
+        let mut busy = Claim::clone(claims.last().unwrap());
+        busy.owner.agent = Some(Agent {
+            holds: vec!["other".into()],
+            ..Agent::default()
+        });
+        let busy = Arc::new(busy);
+        assert!(queue.admit(&busy) && queue.admit(&busy));
+        assert_eq!(queue.leave(&name, busy.id), Was::Entering);
+        queue.is_over(&name, busy.id);
+        assert!(!queue.admit(claims.last().unwrap()));
         let [first, second, third] = [0, 1, 2].map(|at| claims[AHEAD + at].id);
         let Next::Stay(turn) = queue.next(&name, second) else {
             panic!("there is no room");

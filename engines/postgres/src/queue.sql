@@ -11,7 +11,9 @@
 -- seeing what was committed before the lock was had: READ COMMITTED.
 --
 -- The tables go from empty to full and back between two looks of the planner at them, which would
--- then read them whole: so that each function says that indexes are to be used.
+-- then read them whole: so that each function says that indexes are to be used, until its end, since
+-- it may be a step of the user's own transaction. Where there is no index, that makes a plan look so
+-- expensive that it is compiled, anew in each call: so that none is.
 
 CREATE SEQUENCE IF NOT EXISTS @schema@.message_number;
 
@@ -71,6 +73,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.queue_sleeper (
   mailbox text NOT NULL,
   since   timestamptz NOT NULL
 );
+CREATE INDEX IF NOT EXISTS queue_sleeper_since ON @schema@.queue_sleeper (queue, since);
+CREATE INDEX IF NOT EXISTS queue_sleeper_old ON @schema@.queue_sleeper (since);
 
 -- The number of a queue, which is made if there is none.
 CREATE OR REPLACE FUNCTION @schema@.queue_of(p_namespace text, p_name text)
@@ -112,7 +116,7 @@ BEGIN
   FOR s IN
     DELETE FROM @schema@.queue_sleeper WHERE sleeper = ANY (ARRAY(
       SELECT sleeper FROM @schema@.queue_sleeper
-       WHERE queue = p_queue AND since > clock_timestamp() - interval '15 seconds'
+       WHERE queue = p_queue AND since > statement_timestamp() - interval '15 seconds'
        ORDER BY since DESC LIMIT p_count FOR UPDATE SKIP LOCKED))
     RETURNING sleeper, mailbox
   LOOP
@@ -123,7 +127,7 @@ END $$;
 -- Lets the next of each key come first, and wakes consumers for those that are due. The keys are
 -- locked.
 CREATE OR REPLACE FUNCTION @schema@.queue_promote(p_queue int, p_keys text[])
-RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   n bigint;
 BEGIN
@@ -145,7 +149,7 @@ END $$;
 CREATE OR REPLACE FUNCTION @schema@.queue_push(
   p_namespace text, p_name text, p_ids text[], p_keys text[], p_delays bigint[], p_bodies bytea[],
   p_remembered bigint
-) RETURNS TABLE (number bigint, duplicate boolean) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) RETURNS TABLE (number bigint, duplicate boolean) LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
   q     int;
@@ -213,7 +217,7 @@ CREATE OR REPLACE FUNCTION @schema@.queue_claim(
   p_namespace text, p_name text, p_batch uuid, p_again boolean, p_count int, p_ttl bigint,
   p_attempts int, p_owner text
 ) RETURNS TABLE (number bigint, id text, key text, token bigint, attempts int, body bytea, dead boolean)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
   q int;
@@ -253,7 +257,7 @@ END $$;
 -- Renews claims: the ttl of each in microseconds, 0 when it is over, -1 when its row is locked,
 -- by a transaction that is about to end it.
 CREATE OR REPLACE FUNCTION @schema@.queue_renew(p_numbers bigint[], p_tokens bigint[])
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   answer bigint[];
 BEGIN
@@ -277,7 +281,7 @@ END $$;
 
 -- Removes messages that are done; answers their numbers.
 CREATE OR REPLACE FUNCTION @schema@.queue_done(p_numbers bigint[], p_tokens bigint[], p_keyed boolean)
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   q    int;
   keys text[];
@@ -313,7 +317,7 @@ END $$;
 -- dead letter; with "p_untried" the claim does not count, and the message has its place again.
 CREATE OR REPLACE FUNCTION @schema@.queue_return(
   p_numbers bigint[], p_tokens bigint[], p_after bigint, p_untried boolean, p_why text
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   q    int;
   done bigint[];
@@ -339,7 +343,7 @@ END $$;
 
 -- Gives back what a claim took that was given up; if that is not there, the claim may still come.
 CREATE OR REPLACE FUNCTION @schema@.queue_leave(p_namespace text, p_name text, p_batch uuid)
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   q int;
   n bigint;
@@ -363,7 +367,7 @@ END $$;
 
 -- Gives a claim another ttl: {1} done, {0} it is over.
 CREATE OR REPLACE FUNCTION @schema@.queue_extend(p_number bigint, p_token bigint, p_ttl bigint)
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 BEGIN
   UPDATE @schema@.message m
      SET ttl = p_ttl, due = greatest(m.due, clock_timestamp() + p_ttl * interval '1 microsecond')
@@ -376,7 +380,7 @@ END $$;
 -- how many microseconds the next message is due that is there already, if any is.
 CREATE OR REPLACE FUNCTION @schema@.queue_sleep(
   p_namespace text, p_name text, p_sleeper uuid, p_before uuid, p_mailbox text
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
   q    int := @schema@.queue_of(p_namespace, p_name);
   next timestamptz;
@@ -384,9 +388,11 @@ BEGIN
   INSERT INTO @schema@.queue_sleeper (sleeper, queue, mailbox, since)
     VALUES (p_sleeper, q, p_mailbox, clock_timestamp());
   DELETE FROM @schema@.queue_sleeper WHERE sleeper = ANY (ARRAY(
+    SELECT sleeper FROM @schema@.queue_sleeper WHERE sleeper = p_before FOR UPDATE SKIP LOCKED));
+  DELETE FROM @schema@.queue_sleeper WHERE sleeper = ANY (ARRAY(
     SELECT sleeper FROM @schema@.queue_sleeper
-     WHERE sleeper = p_before OR since < clock_timestamp() - interval '1 minute'
-     LIMIT 8 FOR UPDATE SKIP LOCKED));
+     WHERE since < statement_timestamp() - interval '1 minute'
+     ORDER BY since LIMIT 8 FOR UPDATE SKIP LOCKED));
   SELECT m.due INTO next FROM @schema@.message m WHERE m.queue = q AND m.due < 'infinity'
    ORDER BY m.due LIMIT 1;
   IF next IS NULL THEN
@@ -397,18 +403,24 @@ END $$;
 
 -- The numbers of the messages that an operator means: one by its id, dead letters, or all.
 CREATE OR REPLACE FUNCTION @schema@.queue_pick(p_queue int, p_pick text, p_number bigint, p_id text)
-RETURNS SETOF bigint LANGUAGE sql AS $$
-  SELECT m.number FROM @schema@.message m
-   WHERE m.queue = p_queue
-     AND CASE p_pick WHEN 'all' THEN true WHEN 'dead' THEN m.dead
-         ELSE m.number = coalesce(p_number,
-           (SELECT s.number FROM @schema@.queue_seen s WHERE s.queue = p_queue AND s.id = p_id)) END
-$$;
+RETURNS SETOF bigint LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
+BEGIN
+  IF p_pick = 'all' THEN
+    RETURN QUERY SELECT m.number FROM @schema@.message m WHERE m.queue = p_queue;
+  ELSIF p_pick = 'dead' THEN
+    RETURN QUERY SELECT m.number FROM @schema@.message m
+      WHERE m.queue = p_queue AND m.due = 'infinity' AND m.dead;
+  ELSE
+    RETURN QUERY SELECT m.number FROM @schema@.message m
+      WHERE m.queue = p_queue AND m.number = coalesce(p_number,
+        (SELECT s.number FROM @schema@.queue_seen s WHERE s.queue = p_queue AND s.id = p_id));
+  END IF;
+END $$;
 
 -- Makes messages ready that are neither claimed nor behind another; answers how many.
 CREATE OR REPLACE FUNCTION @schema@.queue_retry(
   p_namespace text, p_name text, p_pick text, p_number bigint, p_id text
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   q int;
   n bigint;
@@ -433,7 +445,7 @@ END $$;
 -- Removes some messages and forgets their ids, claimed ones only by force; answers how many.
 CREATE OR REPLACE FUNCTION @schema@.queue_discard(
   p_namespace text, p_name text, p_pick text, p_number bigint, p_id text, p_force boolean
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $$
 DECLARE
   q       int;
   numbers bigint[];

@@ -1,6 +1,6 @@
 //! Renews many leases with one statement, for both layouts of the table.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +14,10 @@ use palisade_core::{BootTime, Error, ErrorKind, Result};
 /// What the functions return instead of a ttl in µs.
 const EVICTED: i64 = -1;
 const LOCKED: i64 = -2;
+
+/// Into how many parts the time is divided at the most, in which locked rows are waited for: with
+/// more, none would get enough of it to be worth the wait.
+const SHARES: u32 = 8;
 
 /// Renews leases of palisade's own layout. Claims in the local queue need no request.
 pub(super) async fn renew(client: &Client, leases: &[Lease], within: Duration) -> Vec<Renewal> {
@@ -72,8 +76,7 @@ impl<'a> Round<'a> {
     /// locked rows up to the given milliseconds; with 0 it skips them.
     ///
     /// Holders come first, so that a crowd of waiters can't delay them, then waiters. Last come the
-    /// lines whose row another transaction has locked, one by one, each with its share of the time
-    /// left, so that a row that stays locked leaves only its own line unknown.
+    /// lines whose row another transaction has locked.
     pub(super) async fn run<F>(
         mut self,
         ask: impl Fn(Vec<&'a Ticket>, i32, Instant) -> F,
@@ -81,7 +84,7 @@ impl<'a> Round<'a> {
     where
         F: Future<Output = Result<Vec<i64>>>,
     {
-        let mut locked: Vec<Vec<usize>> = Vec::new();
+        let mut locked: Vec<usize> = Vec::new();
         for holds in [true, false] {
             let open = |index: &usize| {
                 let ticket = self.tickets[*index];
@@ -89,28 +92,44 @@ impl<'a> Round<'a> {
                 fits && self.answers[*index].is_none()
             };
             let indexes: Vec<usize> = (0..self.tickets.len()).filter(open).collect();
-            let mut lines: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-            for index in self.ask(&indexes, 0, &ask).await {
-                let name = self.tickets[index].map_or("", |ticket| ticket.name.as_str());
-                lines.entry(name).or_default().push(index);
-            }
-            locked.extend(lines.into_values());
+            locked.extend(self.ask(&indexes, 0, &ask).await);
         }
-        for (at, line) in locked.iter().enumerate() {
-            let left = self.by.saturating_duration_since(Instant::now());
-            // A bit less than its share, to allow for the round trip.
-            let share = left * 3 / 4 / u32::try_from(locked.len() - at).unwrap_or(u32::MAX);
-            let patience = i32::try_from(share.as_millis()).unwrap_or(i32::MAX);
-            self.ask(line, patience.max(1), &ask).await;
-        }
+        self.insist(locked, &ask).await;
         let unknown = || {
-            let message = "the line's row came and went";
+            let message = "another transaction keeps the line's row locked";
             Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message))
         };
         let answers = self.answers.into_iter();
         answers
             .map(|answer| answer.unwrap_or_else(unknown))
             .collect()
+    }
+
+    /// Renews those whose rows were locked. It waits for one line at a time, with a share of the
+    /// time left, so that a row that stays locked leaves only its own line unknown; then it asks all
+    /// others at once, because one transaction may have kept them all.
+    async fn insist<F>(
+        &mut self,
+        mut locked: Vec<usize>,
+        ask: impl Fn(Vec<&'a Ticket>, i32, Instant) -> F,
+    ) where
+        F: Future<Output = Result<Vec<i64>>>,
+    {
+        while let Some(ticket) = locked.first().and_then(|first| self.tickets[*first]) {
+            let name = |at: &usize| self.tickets[*at].map(|ticket| &ticket.name);
+            let lines: HashSet<_> = locked.iter().map(name).collect();
+            let left = self.by.saturating_duration_since(Instant::now());
+            // A bit less than its share, to allow for the round trips.
+            let share = left * 3 / 4 / u32::try_from(lines.len()).map_or(SHARES, |n| n.min(SHARES));
+            let Ok(patience @ 1..) = i32::try_from(share.as_millis()) else {
+                return;
+            };
+            let (line, others): (Vec<_>, Vec<_>) = locked
+                .into_iter()
+                .partition(|at| name(at) == Some(&ticket.name));
+            self.ask(&line, patience, &ask).await;
+            locked = self.ask(&others, 0, &ask).await;
+        }
     }
 
     /// Renews some, and returns those whose rows are locked.

@@ -13,7 +13,7 @@ const VERSION: i32 = 3;
 
 /// The revision of `schema.sql`: raise it with every change there. Changes only add, so that
 /// clients of an earlier revision keep working.
-const REVISION: i32 = 6;
+const REVISION: i32 = 7;
 
 /// The lowest revision that locks need. Fenced storage and guards came with 5, queues with 6; on an
 /// older schema the server reports them as missing.
@@ -80,6 +80,17 @@ impl Schema {
         format!("\"{}\"", self.0)
     }
 
+    /// The command that prints what an owner must run; for a user who is no owner with the grants.
+    pub(super) fn command(&self, grants: bool) -> String {
+        let schema = if *self == Self::default() {
+            String::new()
+        } else {
+            format!(" --schema {}", self.0)
+        };
+        let user = if grants { " --user USER" } else { "" };
+        format!("`palisade schema postgres{schema}{user}`")
+    }
+
     /// The SQL that creates the schema or upgrades it to this version.
     pub fn sql(&self) -> String {
         self.fill(SQL)
@@ -129,14 +140,16 @@ impl Schema {
             Some(VERSION) => {
                 return match self.found(client, "revision").await? {
                     Some(LEAST..) => Ok(()),
-                    _ => misfit(
-                        "the schema is of an earlier palisade; let its owner run what `palisade schema postgres` prints; clients of the earlier one keep working".to_owned(),
-                    ),
+                    _ => misfit(format!(
+                        "the schema is of an earlier palisade; let its owner run what {} prints; clients of the earlier one keep working",
+                        self.command(false)
+                    )),
                 };
             }
             Some(version) if version < VERSION => {
                 return misfit(format!(
-                    "the schema is version {version}, which this palisade can't use; stop its clients, then let its owner run what `palisade schema postgres` prints"
+                    "the schema is version {version}, which this palisade can't use; stop its clients, then let its owner run what {} prints",
+                    self.command(false)
                 ));
             }
             Some(version) => {
@@ -153,7 +166,10 @@ impl Schema {
             Some("42501") => Err(Error::new(
                 ErrorKind::Denied,
                 "connect",
-                "palisade's tables are not there and this user may not make them; let an owner run what `palisade schema postgres` prints",
+                format!(
+                    "palisade's tables are not there and this user may not make them; let an owner of the database run what {} prints, with this user's name",
+                    self.command(true)
+                ),
             )),
             _ => Err(error::failed("connect", &error)),
         }
@@ -219,5 +235,10 @@ mod tests {
         assert!(!sql.contains('@'));
         let grants = Schema::default().grants("o'\"x");
         assert!(grants.contains("TO \"o'\"\"x\";"), "{grants}");
+        let other = Schema::new("locks_2").unwrap().command(true);
+        assert_eq!(
+            other,
+            "`palisade schema postgres --schema locks_2 --user USER`"
+        );
     }
 }

@@ -90,6 +90,18 @@ BEGIN
   END IF;
 END $$;
 
+-- What every verb begins with that is a transaction of its own. A session keeps its plans, also
+-- those that were made while a table had one page: it would read thousands of lines to find one.
+-- Every table has the index that is needed, and no plan is worth being compiled. A session of ours
+-- says so itself, once; setting it here is for poolers' sessions, and for earlier clients.
+CREATE OR REPLACE FUNCTION @schema@.verb() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM @schema@.durable();
+  IF current_setting('enable_seqscan')::boolean THEN
+    PERFORM set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true);
+  END IF;
+END $$;
+
 -- The least token to grant now: a line whose row was deleted goes on above its former tokens.
 CREATE OR REPLACE FUNCTION @schema@.least_token() RETURNS bigint LANGUAGE sql AS
   'SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint';
@@ -124,7 +136,7 @@ BEGIN
   )
   SELECT max(token) INTO top FROM gone;
   IF top IS NOT NULL THEN
-    UPDATE @schema@.floor SET token = greatest(token, top);
+    UPDATE @schema@.floor SET token = greatest(token, top) WHERE one;
   END IF;
 END $$;
 
@@ -148,7 +160,7 @@ BEGIN
     IF FOUND THEN
       -- A later statement: if the row was removed just now, the floor has its token.
       UPDATE @schema@.line SET token = greatest(line.token, floor.token) FROM @schema@.floor
-       WHERE namespace = p_namespace AND name = p_name RETURNING line.* INTO l;
+       WHERE namespace = p_namespace AND name = p_name AND floor.one RETURNING line.* INTO l;
       RETURN l;
     END IF;
   END LOOP;
@@ -212,7 +224,7 @@ DECLARE
   i     int := 0;
   n     bigint := @schema@.least_token();
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   -- A free line, which is nearly all of them: one statement that decides by the row alone.
   UPDATE @schema@.line
      SET token = greatest(token + 1, n), used = clock_timestamp(),
@@ -275,6 +287,7 @@ DECLARE
   due   timestamptz;
   stale boolean;
 BEGIN
+  PERFORM @schema@.verb();
   SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name;
   FOR round IN 1 .. 2 LOOP
     due := 'infinity';
@@ -300,7 +313,6 @@ BEGIN
       RETURN ARRAY[0::bigint];
     END IF;
     -- A lease ahead has ended: a place is decided by a write.
-    PERFORM @schema@.durable();
     SELECT * INTO l FROM @schema@.line
      WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
     IF NOT FOUND THEN
@@ -328,7 +340,7 @@ DECLARE
   o       int;
   changed boolean;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   IF p_patience > 0 THEN
     PERFORM set_config('lock_timeout', p_patience::text, true);
   END IF;
@@ -402,7 +414,7 @@ DECLARE
   others  boolean := false;
   i       int := 0;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
   IF NOT FOUND THEN
     RETURN ARRAY[0::bigint];
@@ -451,7 +463,7 @@ DECLARE
   i    int := 0;
   n    bigint := 0;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   IF NOT p_doubt THEN
     -- The only one in its line: one statement that decides by the row alone.
     UPDATE @schema@.line SET seats = '{}'
@@ -502,7 +514,7 @@ DECLARE
   at timestamptz;
   i  int := 0;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
   IF NOT FOUND THEN
     RETURN ARRAY[0::bigint];
@@ -539,7 +551,7 @@ DECLARE
   at    timestamptz;
   parts boolean := false;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
   IF NOT FOUND THEN
     RETURN ARRAY[0::bigint];

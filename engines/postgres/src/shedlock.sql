@@ -10,7 +10,7 @@ DECLARE
   at timestamp;
   n  bigint;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   PERFORM pg_advisory_xact_lock(hashtextextended('palisade shed ' || p_name, 0));
   at := timezone('utc', clock_timestamp());
   PERFORM FROM @schema@.departed WHERE claim = p_claim::uuid AND until > clock_timestamp();
@@ -54,7 +54,7 @@ DECLARE
   at      timestamp;
   k       bigint;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   IF p_patience > 0 THEN
     PERFORM set_config('lock_timeout', p_patience::text, true);
   END IF;
@@ -101,7 +101,7 @@ DECLARE
   at timestamptz;
   n  bigint := 0;
 BEGIN
-  PERFORM @schema@.durable();
+  PERFORM @schema@.verb();
   PERFORM pg_advisory_xact_lock(hashtextextended('palisade shed ' || p_name, 0));
   at := clock_timestamp();
   UPDATE shedlock SET lock_until = timezone('utc', at)

@@ -67,6 +67,7 @@ pub(super) enum Verb {
     ShedRemove,
     FenceWrite,
     FenceAccept,
+    FenceTake,
     FenceRead,
     FenceForget,
     QueuePush,
@@ -124,6 +125,11 @@ const FENCE_WRITE: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource
 const FENCE_ACCEPT: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, fence) \
      SELECT $1, $2, $3 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
      DO UPDATE SET fence = $3 WHERE NOT $4 OR coalesce(f.fence_token, 0) < $3 RETURNING 1";
+/// As an accept, and answers with the data as it is under the raised mark. `$4` is the token, of
+/// which `$3` is the mark; a strict fence refuses it once it has written.
+const FENCE_TAKE: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, fence) \
+     SELECT $1, $2, $3 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
+     DO UPDATE SET fence = $3 WHERE NOT $5 OR coalesce(f.fence_token, 0) < $4 RETURNING data";
 const FENCE_READ: &str = "SELECT fence_token, CASE WHEN $3 THEN data END FROM @schema@.fenced \
      WHERE namespace = $1 AND resource = $2";
 
@@ -134,8 +140,7 @@ const MESSAGE_STATE: &str = "CASE WHEN m.dead THEN 'dead' WHEN m.behind THEN 'bl
 
 /// How many messages of each queue are in each state; `@which@` selects the queues.
 const QUEUE_SURVEY: &str = "SELECT l.name, @state@ AS state, count(m.number), \
-     (extract(epoch FROM clock_timestamp() - min(m.due) FILTER (WHERE m.due < 'infinity')) \
-     * 1000000)::bigint FROM @schema@.queue l LEFT JOIN @schema@.message m ON m.queue = l.id \
+     (extract(epoch FROM clock_timestamp() - min(m.after)) * 1000000)::bigint FROM @schema@.queue l LEFT JOIN @schema@.message m ON m.queue = l.id \
      WHERE l.namespace = $1 AND @which@ GROUP BY l.name, state ORDER BY l.name COLLATE \"C\"";
 
 /// The first messages of a queue, or one message; `@which@` selects them.
@@ -163,7 +168,7 @@ pub(super) fn like(prefix: &str) -> String {
 }
 
 impl Verb {
-    /// The SQL, with blanks for the schema and the lock timeout, and the types of its parameters.
+    /// The SQL, with blanks for the schema and the settings, and the types of its parameters.
     fn parts(self) -> (String, &'static [Type]) {
         const T: Type = Type::TEXT;
         const TS: Type = Type::TEXT_ARRAY;
@@ -175,14 +180,12 @@ impl Verb {
         let print = |which| PRINT.replace("@which@", which);
         // A statement waits for a row no longer than the client does. `lock_timeout` is set in the
         // statement and for it alone, because behind a pooler others share the session.
-        let call = |function: &str| {
-            format!("SELECT set_config('lock_timeout', '@patience@', true), @schema@.{function}")
-        };
+        let call = |function: &str| format!("SELECT @settings@, @schema@.{function}");
         // The same for a function that returns rows.
         let rows = |function: &str| {
             format!(
-                "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '@patience@', true)) \
-                 SELECT f.* FROM patience, LATERAL @schema@.{function} AS f"
+                "WITH settings AS MATERIALIZED (SELECT @settings@) \
+                 SELECT f.* FROM settings, LATERAL @schema@.{function} AS f"
             )
         };
         let queues = |which| {
@@ -226,6 +229,7 @@ impl Verb {
             Self::ShedRemove => (SHED_REMOVE.into(), &[T, T]),
             Self::FenceWrite => (FENCE_WRITE.into(), &[T, T, Type::BYTEA, N, B]),
             Self::FenceAccept => (FENCE_ACCEPT.into(), &[T, T, N, B]),
+            Self::FenceTake => (FENCE_TAKE.into(), &[T, T, N, N, B]),
             Self::FenceRead => (FENCE_READ.into(), &[T, T, B]),
             Self::FenceForget => ("SELECT @schema@.fence_forget($1, $2)".into(), &[T, T]),
             Self::QueuePush => (
@@ -265,6 +269,17 @@ impl Verb {
     }
 }
 
+/// How the server is to plan our statements. It keeps plans, also those that it made while a table
+/// was small: then it would go on to read all of it. So each statement goes by an index, and one
+/// without costs more by the planner's reckoning than any worth being compiled, so that none is.
+/// Functions of schemas since revision 7 set the same where a session has not.
+const PLANS: [&str; 2] = ["enable_seqscan", "jit"];
+
+/// Sets [`PLANS`] in a session that is ours alone.
+pub(super) fn plan_by_index() -> String {
+    PLANS.map(|name| format!("SET {name} = off;")).concat()
+}
+
 /// The values for the blanks in the statements of one engine.
 pub(super) struct Blanks {
     schema: String,
@@ -278,10 +293,15 @@ impl Blanks {
         Self { schema, patience }
     }
 
-    fn fill(&self, verb: Verb) -> (String, &'static [Type]) {
+    fn fill(&self, verb: Verb, between: Between) -> (String, &'static [Type]) {
         let (sql, types) = verb.parts();
+        let set = |name, value| format!("set_config('{name}', '{value}', true)");
+        let mut settings = vec![set("lock_timeout", self.patience.as_str())];
+        if between == Between::Pooler {
+            settings.extend(PLANS.map(|name| set(name, "off")));
+        }
         let sql = sql.replace("@schema@", &self.schema);
-        (sql.replace("@patience@", &self.patience), types)
+        (sql.replace("@settings@", &settings.join(", ")), types)
     }
 }
 
@@ -307,6 +327,14 @@ impl Session {
         &self.connection.client
     }
 
+    /// Makes the settings of a session that is ours alone.
+    pub(super) async fn set_up(&self, between: Between) -> Result<(), Error> {
+        match between {
+            Between::Nothing => self.client().batch_execute(&plan_by_index()).await,
+            Between::Pooler => Ok(()),
+        }
+    }
+
     /// Runs a verb, in one round trip once it is prepared.
     pub(super) async fn ask(
         &self,
@@ -319,7 +347,7 @@ impl Session {
             Verb::SurveyPrefix | Verb::PrintPrefix | Verb::QueueSurveyPrefix
         );
         if between == Between::Pooler || planned_anew {
-            let (sql, types) = self.blanks.fill(verb);
+            let (sql, types) = self.blanks.fill(verb, between);
             let typed: Vec<_> = parameters
                 .iter()
                 .copied()
@@ -331,7 +359,7 @@ impl Session {
         let statement = match self.prepared.get(at) {
             Some(statement) => statement,
             None => {
-                let (sql, types) = self.blanks.fill(verb);
+                let (sql, types) = self.blanks.fill(verb, between);
                 self.prepared.prepare(client, at, &sql, types).await?
             }
         };

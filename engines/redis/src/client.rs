@@ -15,8 +15,10 @@ use super::connection::{Connection, Server};
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
 use super::sentinel::Sentinel;
+use super::watched::Watches;
 use palisade_core::{BootTime, Error, ErrorKind, Result};
 use palisade_kit::push::PushHub;
+use palisade_kit::replies::LISTING;
 use palisade_kit::{Host, Link, PerRuntime, timed};
 
 /// A script, one per verb; its index in [`SOURCES`], then in [`WORK`].
@@ -137,6 +139,8 @@ pub(crate) struct Client {
     /// How many replicas must have a grant before it counts.
     pub(crate) replicas: u32,
     pub(crate) timeout: Duration,
+    /// The watches of this client.
+    pub(crate) watches: Watches,
 }
 
 impl Client {
@@ -191,6 +195,20 @@ impl Client {
         line: &LineKeys,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
+        let more = room(script.operation());
+        self.run_expecting(more, link, script, line, arguments)
+            .await
+    }
+
+    /// As [`Client::run`], for a reply that may have `more` bytes than usual.
+    pub(super) async fn run_expecting<T: FromRedisValue>(
+        &self,
+        more: usize,
+        link: &mut Link<Connection>,
+        script: Script,
+        line: &LineKeys,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<T> {
         let command = |how: &str, which: &str| {
             let mut command = redis::cmd(how);
             command.arg(which).arg(2).arg(&line.key).arg(&line.state);
@@ -199,16 +217,16 @@ impl Client {
         };
         let (operation, start) = (script.operation(), BootTime::now());
         let by_hash = command("EVALSHA", link.connection.hash(script));
-        let mut answer = self.ask(operation, link, &by_hash).await?;
+        let mut answer = self.ask_for(more, operation, link, &by_hash).await?;
         if answer.as_ref().is_err_and(is_no_script) {
             let in_full = command("EVAL", script.source());
-            answer = self.ask(operation, link, &in_full).await?;
+            answer = self.ask_for(more, operation, link, &in_full).await?;
         }
         match answer {
             Ok(answer) => Ok(answer),
             Err(error) if matches!(self.servers, Servers::Cluster(_)) => {
                 let in_full = command("EVAL", script.source());
-                self.redirected(operation, link, &in_full, error, start)
+                self.redirected((more, operation), link, &in_full, error, start)
                     .await
             }
             Err(error) => Err(fault(operation, &error)),
@@ -236,7 +254,7 @@ impl Client {
     /// is on another server.
     async fn redirected<T: FromRedisValue>(
         &self,
-        operation: &'static str,
+        (more, operation): (usize, &'static str),
         link: &mut Link<Connection>,
         command: &Cmd,
         mut error: RedisError,
@@ -260,9 +278,9 @@ impl Client {
                 }
             }
             let answer = if moving {
-                self.ask_moving(operation, link, command).await?
+                self.ask_moving(more, operation, link, command).await?
             } else {
-                self.ask(operation, link, command).await?
+                self.ask_for(more, operation, link, command).await?
             };
             match answer {
                 Ok(answer) => return Ok(answer),
@@ -278,6 +296,19 @@ impl Client {
         link: &Link<Connection>,
         command: &Cmd,
     ) -> Result<RedisResult<T>> {
+        self.ask_for(room(operation), operation, link, command)
+            .await
+    }
+
+    /// As [`Client::ask`], for a reply that may have `more` bytes than usual.
+    async fn ask_for<T: FromRedisValue>(
+        &self,
+        more: usize,
+        operation: &'static str,
+        link: &Link<Connection>,
+        command: &Cmd,
+    ) -> Result<RedisResult<T>> {
+        let _room = link.connection.expect(more);
         let mut connection = link.connection.multiplexed.clone();
         let answer = command.query_async::<T>(&mut connection);
         let answer = timed(operation, self.timeout, answer).await;
@@ -287,10 +318,12 @@ impl Client {
     /// As [`Client::ask`], for a slot that is being migrated to this server.
     async fn ask_moving<T: FromRedisValue>(
         &self,
+        more: usize,
         operation: &'static str,
         link: &Link<Connection>,
         command: &Cmd,
     ) -> Result<RedisResult<T>> {
+        let _room = link.connection.expect(more);
         let mut connection = link.connection.multiplexed.clone();
         // `ASKING` applies only to the next command on the connection, so both go in one pipeline.
         let mut both = redis::pipe();
@@ -321,6 +354,11 @@ impl Client {
         let broke = |answer: &RedisResult<T>| answer.as_ref().is_err_and(is_broken);
         if !counts || answer.as_ref().map_or(true, broke) {
             self.servers.broken(link).await;
+        }
+        if let Ok(Err(_)) = &answer
+            && let Some(error) = link.connection.too_large(operation)
+        {
+            return Err(error);
         }
         if answer.is_ok() && !counts {
             let message = "the master was switched, so the old one's reply does not count";
@@ -423,6 +461,18 @@ impl Servers {
             Self::Sentinel(sentinel) => sentinel.close(),
             Self::Cluster(cluster) => cluster.close(),
         }
+    }
+}
+
+/// The largest value that Redis takes, which a fenced resource may be.
+const VALUE: usize = 512 << 20;
+
+/// How much more than a reply to a lock's verb the reply to this operation may have.
+fn room(operation: &str) -> usize {
+    match operation {
+        "survey" | "done" => LISTING,
+        "fence" => VALUE,
+        _ => 0,
     }
 }
 

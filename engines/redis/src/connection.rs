@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisResult};
+use redis::{
+    AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, RedisResult,
+};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -19,8 +21,9 @@ use tokio_rustls::TlsConnector;
 
 use super::client::{OF_ONE_SERVER, SOURCES, Script, WORK};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
+use super::limit::{Limit, Limited, Room};
 use super::notify::{PushReceiver, alarm_channel, wake_channel};
-use palisade_core::engine::config_error;
+use palisade_core::engine::{config_error, rounded};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
 use palisade_kit::push::PushHub;
 use palisade_kit::{Asked, Host, Login, Tls, refuses_ours};
@@ -44,6 +47,15 @@ impl Server {
         &self,
         on_push: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<(MultiplexedConnection, AbortHandle)> {
+        self.connect_within(&Arc::default(), on_push).await
+    }
+
+    /// The same, with a limit for its replies.
+    async fn connect_within(
+        &self,
+        within: &Arc<Limit>,
+        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> Result<(MultiplexedConnection, AbortHandle)> {
         let host = &self.host;
         // Both may have been rotated since the last connection.
         let login = self.login.fresh()?;
@@ -54,7 +66,7 @@ impl Server {
             .set_nodelay(true)
             .map_err(|error| no_tcp(host, &error))?;
         let Some(tls) = tls else {
-            return self.greet(stream, &login, on_push).await;
+            return self.greet(stream, &login, within, on_push).await;
         };
         let asked = Asked::default();
         let mut config = tls.client_config()?;
@@ -69,7 +81,7 @@ impl Server {
             Ok(stream) => stream.map_err(|error| no_tls(host, &error))?,
             Err(_) => return Err(self.no_handshake(limit).await),
         };
-        let greeted = self.greet(stream, &login, on_push).await;
+        let greeted = self.greet(stream, &login, within, on_push).await;
         greeted.map_err(|error| match error.kind() {
             ErrorKind::Unreachable if asked.in_vain() => {
                 let message = refuses_ours(&format!("Redis at {host}"));
@@ -84,6 +96,7 @@ impl Server {
         &self,
         stream: S,
         login: &Login,
+        within: &Arc<Limit>,
         on_push: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<(MultiplexedConnection, AbortHandle)>
     where
@@ -109,8 +122,12 @@ impl Server {
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(on_push);
+        let stream = Limited::new(stream, Arc::clone(within));
         let greeted = MultiplexedConnection::new_with_config(&user, stream, config).await;
-        let (connection, driver) = greeted.map_err(|error| no_login(self, login, &error))?;
+        let (connection, driver) = greeted.map_err(|error| {
+            let too_large = within.error("connect", &self.host);
+            too_large.unwrap_or_else(|| no_login(self, login, &error))
+        })?;
         Ok((connection, tokio::spawn(driver).abort_handle()))
     }
 
@@ -134,7 +151,8 @@ impl Server {
             }
             _ => {
                 let message = format!(
-                    "{host} did not answer to TLS within {waited:?}; is it a port for TLS?"
+                    "{host} did not answer to TLS within {}; is it a port for TLS?",
+                    rounded(waited)
                 );
                 Error::new(ErrorKind::Unreachable, "connect", message)
             }
@@ -189,6 +207,7 @@ pub(crate) struct Connection {
 
 struct Shared {
     host: Host,
+    limit: Arc<Limit>,
     identity: Option<Identity>,
     hashes: Vec<String>,
     /// The hashes of the scripts of work queues, once a queue was used.
@@ -215,7 +234,12 @@ impl Connection {
         };
         let (receiver, over) = PushReceiver::new(hub, freed);
         let on_push = move |push| receiver.receive(&push);
-        let (multiplexed, driver) = server.connect(on_push).await?;
+        let limit = Arc::default();
+        let (multiplexed, driver) = server.connect_within(&limit, on_push).await?;
+        let no_connection = |host: &Host, error: &RedisError| {
+            let too_large = limit.error("connect", host);
+            too_large.unwrap_or_else(|| no_connection(host, error))
+        };
         let (mut loading, mut asking) = (multiplexed.clone(), multiplexed.clone());
         let mut load = redis::pipe();
         for source in &SOURCES[..scripts] {
@@ -246,7 +270,8 @@ impl Connection {
         Ok(Self {
             multiplexed,
             shared: Arc::new(Shared {
-                host: server.host,
+                host: server.host.clone(),
+                limit: Arc::clone(&limit),
                 identity,
                 hashes,
                 work: OnceCell::new(),
@@ -278,6 +303,17 @@ impl Connection {
             load.query_async(&mut self.multiplexed.clone()).await
         };
         let _: RedisResult<_> = self.shared.work.get_or_try_init(load).await;
+    }
+
+    /// Allows a larger reply until the guard is dropped.
+    pub(super) fn expect(&self, more: usize) -> Room {
+        self.shared.limit.expect(more)
+    }
+
+    /// The error if the connection ended because a reply was too large.
+    pub(super) fn too_large(&self, operation: &'static str) -> Option<Error> {
+        let error = self.shared.limit.error(operation, self.host())?;
+        Some(error.maybe_applied())
     }
 
     pub(crate) fn host(&self) -> &Host {

@@ -10,7 +10,7 @@ use redis::{Cmd, FromRedisValue};
 
 use super::client::{Client, Script, unexpected_reply};
 use palisade_core::engine::{BoxFuture, Settings, Url};
-use palisade_core::fence::{Fence, Fenced, Rule, Verdict, WriteToken, digits, read_digits};
+use palisade_core::fence::{Fence, Fenced, Rule, Taken, Verdict, WriteToken, digits, read_digits};
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
 
 /// Fenced strings and hashes in a Redis or Valkey server.
@@ -98,6 +98,21 @@ impl RedisFence {
         self.judged("hash", resource, token, add).await
     }
 
+    /// As [`Fence::take`], for a hash.
+    ///
+    /// # Errors
+    /// As there; [`ErrorKind::Unusable`] when the resource is a string.
+    pub async fn take_fields(&self, resource: &Name, token: WriteToken) -> Result<Taken<Fields>> {
+        let taken: Taken<Fields> = self.taken("take_fields", resource, token).await?;
+        Ok(match taken {
+            Taken::Accepted { data } => Taken::Accepted {
+                // A hash without fields does not exist.
+                data: data.filter(|fields| !fields.is_empty()),
+            },
+            stale @ Taken::Stale { .. } => stale,
+        })
+    }
+
     /// Reads a hash, with the highest token accepted.
     ///
     /// # Errors
@@ -106,6 +121,34 @@ impl RedisFence {
         let read: Option<(String, Fields)> = self.ask("fields", resource, |_| {}).await?;
         read.map(|(mark, fields)| Ok((token_of(&mark)?, fields)))
             .transpose()
+    }
+
+    /// Checks a token, raises the mark and reads, in one script.
+    async fn taken<T: FromRedisValue>(
+        &self,
+        what: &str,
+        resource: &Name,
+        token: WriteToken,
+    ) -> Result<Taken<T>> {
+        let once = u8::from(self.rule == Rule::Strict);
+        let mark = self
+            .rule
+            .mark_of_take(token)?
+            .map_or_else(String::new, digits);
+        let number = digits(token.stored()?);
+        let keys = self.client.keys.fenced(resource)?;
+        let mut link = self.client.link(Some(&keys)).await?;
+        let add = |command: &mut Cmd| {
+            command.arg(what).arg(&number).arg(once).arg(&mark);
+        };
+        let run = self.client.run(&mut link, Script::Fence, &keys, add);
+        let (stands, data): (String, Option<T>) = run.await?;
+        if !stands.is_empty() {
+            let highest = token_of(&stands)?;
+            return Ok(Taken::Stale { highest });
+        }
+        self.client.replicated("fence", &link).await?;
+        Ok(Taken::Accepted { data })
     }
 
     async fn ask<T: FromRedisValue>(
@@ -149,6 +192,7 @@ impl RedisFence {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Fence for RedisFence {
     fn write(
         &self,
@@ -168,6 +212,11 @@ impl Fence for RedisFence {
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
         let (fence, resource) = (self.clone(), resource.clone());
         Box::pin(async move { fence.judged("accept", &resource, token, |_| {}).await })
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        let (fence, resource) = (self.clone(), resource.clone());
+        Box::pin(async move { fence.taken("take", &resource, token).await })
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {

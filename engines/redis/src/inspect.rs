@@ -11,6 +11,7 @@ use super::client::{Client, Script, garbled};
 use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
+use super::watched::Watch;
 use palisade_core::engine::{Ask, ClaimId};
 use palisade_core::report::{ClaimReport, LineReport, Owner, Scope};
 use palisade_core::{Name, Result};
@@ -18,23 +19,17 @@ use palisade_kit::Link;
 
 /// How many keys one SCAN call visits, and how many lines are surveyed at once. Each takes the
 /// server a millisecond or two.
-const STEP: usize = 1000;
+const STEP: usize = 2000;
 const AT_ONCE: usize = 100;
 
 impl Client {
     pub(crate) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
         let found = match scope {
             Scope::Line(name) => vec![(name.clone(), self.keys.line(name)?)],
-            Scope::Prefix(prefix) => {
-                let links = self.links().await?;
-                let lines = links.iter().map(|link| self.lines(link, prefix));
-                // A line that migrates during the scan may be found on both servers.
-                let mut found = BTreeMap::new();
-                for lines in try_join_all(lines).await? {
-                    found.extend(lines);
-                }
-                found.into_iter().collect()
-            }
+            Scope::Prefix(prefix) => match self.watches.of(prefix) {
+                Some(watch) => return self.survey_beside(&watch).await,
+                None => self.find(prefix).await?,
+            },
         };
         let mut reports = Vec::new();
         for some in found.chunks(AT_ONCE) {
@@ -44,7 +39,45 @@ impl Client {
         Ok(reports)
     }
 
-    /// The lines that have a state key and whose names begin with `prefix`, in order of name.
+    /// As [`Client::survey`], beside a watch.
+    async fn survey_beside(&self, watch: &Watch) -> Result<Vec<LineReport>> {
+        let watched = &watch.lines;
+        let known = match watch.all(self.timeout).await {
+            Some(known) => known,
+            None => {
+                let found = self.find(&watched.prefix).await?;
+                watched.scanned(&found);
+                let found = found.into_iter().map(|(name, keys)| (name, keys, 0));
+                found.collect()
+            }
+        };
+        let mut reports = Vec::new();
+        for some in known.chunks(AT_ONCE) {
+            let asked = some.iter().map(|(name, keys, _)| self.report(name, keys));
+            for ((name, _, heard), report) in some.iter().zip(try_join_all(asked).await?) {
+                if report.is_none() {
+                    watched.is_empty(name, *heard);
+                }
+                reports.extend(report);
+            }
+        }
+        Ok(reports)
+    }
+
+    /// The lines on all servers that have a state key and whose names begin with `prefix`.
+    async fn find(&self, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
+        let links = self.links().await?;
+        let lines = links.iter().map(|link| self.lines(link, prefix));
+        // A line that migrates during the scan may be found on both servers.
+        let mut found = BTreeMap::new();
+        for lines in try_join_all(lines).await? {
+            found.extend(lines);
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// The lines on one server that have a state key and whose names begin with `prefix`, in order
+    /// of name.
     async fn lines(&self, link: &Link<Connection>, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
         let mut found = BTreeMap::new();
         let mut cursor = 0u64;

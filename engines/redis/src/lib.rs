@@ -19,12 +19,14 @@ pub(crate) mod error;
 mod fence;
 pub(crate) mod inspect;
 pub(crate) mod keys;
+mod limit;
 pub(crate) mod notify;
 mod queue;
 pub mod redlock;
 mod release;
 mod renew;
 mod sentinel;
+pub(crate) mod watched;
 
 use std::sync::Arc;
 
@@ -34,6 +36,7 @@ use self::config::{Target, Way};
 use self::connection::{Connection, Role};
 use self::keys::Keys;
 use self::sentinel::Sentinel;
+use self::watched::Watches;
 use palisade_core::engine::{Engine, Settings, SharedEngine, Ticket, Url};
 use palisade_core::queue::SharedQueueStore;
 use palisade_core::{Capability, Result};
@@ -88,6 +91,7 @@ async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
         keys,
         replicas: target.replicas,
         timeout: settings.timeout,
+        watches: Watches::default(),
     };
     // A wrong address or login is reported now and not at the first lock.
     client.link(None).await?;

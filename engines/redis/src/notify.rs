@@ -13,10 +13,11 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, broadcast, watch};
 
-use super::client::Client;
+use super::client::{Client, Servers};
 use super::connection::Freed;
 use super::error::fault;
 use super::sentinel::switches;
+use super::watched::{Watch, Watched};
 use palisade_core::engine::{Alarm, BoxStream, ClaimId};
 use palisade_core::report::Scope;
 use palisade_core::{Error, ErrorKind, Result};
@@ -160,6 +161,8 @@ async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
 /// A watch's connections, one per server; they close when this is dropped.
 struct Watching {
     _connections: Vec<MultiplexedConnection>,
+    /// For the surveys beside it.
+    _watch: Option<Arc<Watch>>,
     changed: Arc<Notify>,
     over: Arc<Notify>,
 }
@@ -212,22 +215,42 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
     for beginning in client.keys.beginnings(prefix) {
         track.arg("PREFIX").arg(beginning);
     }
-    let (keys, scope) = (client.keys.clone(), scope.clone());
+    let watched = match (scope, &client.servers) {
+        (Scope::Prefix(prefix), Servers::One { .. }) => Some(Watched::new(prefix.clone())),
+        _ => None,
+    };
+    let (keys, scope, hears) = (client.keys.clone(), scope.clone(), watched.clone());
     let included = move |key: &Value| {
         let Value::BulkString(key) = key else {
             return false;
         };
         let key = String::from_utf8_lossy(key);
-        let name = match keys.name_of(&key) {
-            Some((name, _)) => Some(name),
-            None => keys.name(&key),
-        };
-        name.is_some_and(|name| scope.includes(name.as_str()))
+        match keys.name_of(&key) {
+            Some((name, line)) => {
+                let includes = scope.includes(name.as_str());
+                if let Some(watched) = hears.as_ref().filter(|_| includes) {
+                    watched.hear(name, line);
+                }
+                includes
+            }
+            // A lock's own key, which is no part of another's records.
+            None => keys
+                .name(&key)
+                .is_some_and(|name| scope.includes(name.as_str()) && keys.line(&name).is_ok()),
+        }
     };
+    let ended = watched.clone();
     let on_push = Arc::new(
         move |push: PushInfo| match (&push.kind, push.data.first()) {
-            (PushKind::Disconnection, _) => ends.notify_one(),
-            (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
+            (PushKind::Disconnection, _) => {
+                if let Some(watched) = &ended {
+                    watched.end();
+                }
+                ends.notify_one();
+            }
+            // All of them, so that the surveys hear of each.
+            (PushKind::Invalidate, Some(Value::Array(keys)))
+                if keys.iter().filter(|key| included(key)).count() == 0 => {}
             // A key in scope, or all keys (a flush).
             (PushKind::Invalidate, _) => changes.notify_one(),
             _ => {}
@@ -250,8 +273,12 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
             let message = "no answer in time";
             Err(Error::new(ErrorKind::Unreachable, "watch", message))
         })?;
+    let watch = watched.zip(connections.first().cloned());
+    let watch = watch.map(|(lines, connection)| Arc::new(Watch { lines, connection }));
+    watch.iter().for_each(|watch| client.watches.add(watch));
     Ok(Watching {
         _connections: connections,
+        _watch: watch,
         changed,
         over,
     })

@@ -22,19 +22,23 @@ use palisade_core::engine::{
     Alarm, Audited, BoxStream, ClaimId, Lease, LeaseId, Leasing, Left, Renewal, Ticket,
 };
 use palisade_core::queue::{
-    DEDUPLICATED, Delivery, Draft, FullReport, Message, MessageReport, MessageState, Pick, Pushed,
-    QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
+    DEDUPLICATED, Delivery, Draft, FullReport, MAX_BODY, Message, MessageReport, MessageState,
+    Pick, Pushed, QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
 };
 use palisade_core::report::{Owner, Scope};
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
+use palisade_kit::replies::LISTING;
 use palisade_kit::{Link, renew_by_queue, timed};
 
 /// How many keys one SCAN call visits.
-const STEP: usize = 1000;
+const STEP: usize = 2000;
 
 /// How many fields `work_claim.lua` and `work_show.lua` return per message.
 const CLAIMED: usize = 6;
 const SHOWN: usize = 12;
+
+/// The most that one claimed message takes in a reply: its body and its words.
+const MESSAGE: usize = MAX_BODY + (64 << 10);
 
 /// The queues of one namespace.
 pub(super) struct RedisQueues {
@@ -60,12 +64,27 @@ impl RedisQueues {
         keys: &LineKeys,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Vec<Value>> {
+        let more = LISTING;
+        self.run_expecting(more, link, script, keys, arguments)
+            .await
+    }
+
+    /// The same, for a reply of messages.
+    async fn run_expecting(
+        &self,
+        more: usize,
+        link: &mut Link<Connection>,
+        script: Script,
+        keys: &LineKeys,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<Vec<Value>> {
         let word = ClaimId::random();
         let arguments = |command: &mut Cmd| {
             command.arg(word.to_string());
             arguments(command);
         };
-        let ran = self.client.run(link, script, keys, arguments);
+        let client = &self.client;
+        let ran = client.run_expecting(more, link, script, keys, arguments);
         let mut answer: Vec<Value> = ran.await?;
         let is_ours = answer.first().and_then(text) == Some(word.to_string());
         if !is_ours {
@@ -278,7 +297,9 @@ impl QueueStore for RedisQueues {
                     .arg(take.attempts);
                 command.arg(&take.owner).arg(&sleeper);
             };
-            let answer = self.run(&mut link, Script::WorkClaim, &keys, add).await?;
+            let more = take.count.saturating_mul(MESSAGE);
+            let answer = self.run_expecting(more, &mut link, Script::WorkClaim, &keys, add);
+            let answer = answer.await?;
             let (next, messages) = answer
                 .split_first()
                 .ok_or_else(|| unexpected_reply("claim"))?;

@@ -118,15 +118,14 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let endpoints = Endpoints::new(hosts, tls, login, settings.connect_timeout)?;
     let alarms = broadcast::channel(64).0;
     let (client, min, max) = Client::open(endpoints, settings.timeout, acl, alarms).await?;
+    let mut capability = CAPABILITY;
+    (capability.ttl.min, capability.ttl.max) = (min, max);
     Ok(Inner {
         keys,
         client,
         shown: url.shown(),
-        ttl: TtlRange {
-            min,
-            max,
-            ..CAPABILITY.ttl
-        },
+        ttl: capability.ttl,
+        default_ttl: settings.ttl.unwrap_or_else(|| capability.default_ttl()),
         claims: Mutex::default(),
         renewals: Renewals::default(),
     })

@@ -2,13 +2,15 @@
 //! handshake.
 //!
 //! Servers are tried in turn, starting with a random one. To continue a session, one server is
-//! asked at a time, because a session lives on one connection. A server whose last zxid is lower
+//! asked at a time, because a session lives on one connection. So a server that did not answer (it
+//! hangs, and its connections stay open) is asked last and briefly from then on: a hold may have
+//! little time left when the others have elected a leader. A server whose last zxid is lower
 //! than what this client has seen refuses it, so neither a lagging server nor one restored from a
 //! backup can show an older state.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
@@ -17,12 +19,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::proto::{Greeted, greeting, log_in};
-use palisade_core::engine::{config_error, no_connection};
-use palisade_core::{BootTime, Error, Result};
+use palisade_core::engine::{config_error, no_connection, rounded};
+use palisade_core::{BootTime, Error, ErrorKind, Result};
 use palisade_kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours, why};
-
-/// More than any packet that a server sends (`jute.maxbuffer` is 1 MiB by default).
-const PACKET_MAX: usize = 64 << 20;
 
 /// A byte stream to a server.
 pub(super) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -38,6 +37,8 @@ pub(super) struct Endpoints {
     next: AtomicUsize,
     /// The highest zxid that any session of this client has seen.
     seen: AtomicI64,
+    /// How often in a row each server did not answer in time.
+    silent: Vec<AtomicU32>,
     asked: Asked,
 }
 
@@ -83,6 +84,7 @@ impl Endpoints {
         Ok(Self {
             // Clients of one ensemble spread over its servers.
             next: AtomicUsize::new(rand::random_range(0..hosts.len())),
+            silent: hosts.iter().map(|_| AtomicU32::new(0)).collect(),
             hosts,
             tls,
             login,
@@ -110,22 +112,28 @@ impl Endpoints {
         limit: Duration,
     ) -> std::result::Result<Connection, NoConnection> {
         let mut refused: Option<Error> = None;
-        for _ in &self.hosts {
-            let next = self.next.fetch_add(1, Ordering::Relaxed);
-            let host = &self.hosts[next % self.hosts.len()];
+        for at in self.order() {
+            let (host, silent) = (&self.hosts[at], &self.silent[at]);
+            let limit = brief(limit, silent.load(Ordering::Relaxed));
             let greet = self.greet(host, session, timeout_ms);
-            let error = match tokio::time::timeout(limit, greet).await {
+            let greeted = tokio::time::timeout(limit, greet).await;
+            if greeted.is_ok() {
+                silent.store(0, Ordering::Relaxed);
+            } else {
+                silent.fetch_add(1, Ordering::Relaxed);
+            }
+            let error = match greeted {
                 Ok(Ok(connection)) if connection.greeted.session == 0 => {
                     return Err(NoConnection::Over);
                 }
                 Ok(Ok(connection)) => {
                     self.asked.served();
                     // The next connection of this client starts with this server.
-                    self.next.fetch_sub(1, Ordering::Relaxed);
+                    self.next.store(at, Ordering::Relaxed);
                     return Ok(connection);
                 }
                 Ok(Err(error)) => error,
-                Err(_) => no_connection(format!("{host} did not answer within {limit:?}")),
+                Err(_) => no_connection(format!("{host} did not answer within {}", rounded(limit))),
             };
             // An error that needs a fix by the user takes precedence over a transient one.
             if refused.as_ref().is_none_or(Error::is_transient) {
@@ -134,6 +142,15 @@ impl Endpoints {
         }
         let refused = refused.unwrap_or_else(|| no_connection("there is no server to connect to"));
         Err(NoConnection::Failed(refused))
+    }
+
+    /// The servers in the order in which they are asked: in turn, the silent ones last.
+    fn order(&self) -> Vec<usize> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.hosts.len();
+        let mut order: Vec<usize> = (0..count).map(|at| (first + at) % count).collect();
+        order.sort_by_key(|at| self.silent[*at].load(Ordering::Relaxed) > 0);
+        order
     }
 
     async fn greet(
@@ -160,7 +177,7 @@ impl Endpoints {
             stream.flush().await?;
             let mut inbox = Vec::new();
             loop {
-                if let Some(packet) = take_packet(&mut inbox)? {
+                if let Some(packet) = take_packet(&mut inbox, GREETING)? {
                     return Ok((packet, inbox));
                 }
                 if stream.read_buf(&mut inbox).await? == 0 {
@@ -220,6 +237,10 @@ impl Endpoints {
         if self.is_encrypted() && self.asked.in_vain() {
             return config_error(refuses_ours("ZooKeeper"));
         }
+        if error.kind() == io::ErrorKind::InvalidData {
+            let message = format!("{host} does not answer as ZooKeeper does");
+            return Error::new(ErrorKind::Unusable, "connect", message);
+        }
         let hint = if self.is_encrypted() {
             ""
         } else {
@@ -227,19 +248,33 @@ impl Endpoints {
         };
         let message = format!(
             "{host} closed the connection: it is not in a majority, lags behind what this client \
-             has seen{hint}"
+             has seen, has as many connections from this address as its maxClientCnxns allows (60 \
+             by default){hint}"
         );
         no_connection(message)
     }
 }
 
-/// Takes the first complete packet out of the inbox.
-pub(super) fn take_packet(inbox: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+/// How long a server is asked that was silent so many times: an eighth of the limit, then more, so
+/// that one that is only slow is not shut out.
+fn brief(limit: Duration, silent: u32) -> Duration {
+    match silent.checked_sub(1) {
+        None => limit,
+        Some(again) => limit / (8 >> (again % 4)),
+    }
+}
+
+/// The most that the answer to the session handshake has: ids, numbers and a password.
+const GREETING: usize = 4 << 10;
+
+/// Takes the first complete packet out of the inbox. One of more than `most` bytes is
+/// [`io::ErrorKind::InvalidData`] before it has come.
+pub(super) fn take_packet(inbox: &mut Vec<u8>, most: usize) -> io::Result<Option<Vec<u8>>> {
     let Some(length) = inbox.first_chunk::<4>() else {
         return Ok(None);
     };
     let length = u32::from_be_bytes(*length) as usize;
-    if length > PACKET_MAX {
+    if length > most {
         return Err(io::ErrorKind::InvalidData.into());
     }
     if inbox.len() < 4 + length {
@@ -255,12 +290,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_silent_server_is_asked_last_and_briefly() {
+        let host = |port| Host {
+            name: "h".to_owned(),
+            port,
+        };
+        let hosts = [1, 2, 3].map(host).to_vec();
+        let limit = Duration::from_millis(800);
+        let servers = Endpoints::new(hosts, None, Login::default(), limit).unwrap();
+        servers.next.store(0, Ordering::Relaxed);
+        servers.silent[1].store(1, Ordering::Relaxed);
+        for order in [[0, 2, 1], [2, 0, 1], [2, 0, 1], [0, 2, 1]] {
+            assert_eq!(servers.order(), order);
+        }
+        let limits = [0, 1, 2, 3, 4, 5].map(|silent| brief(limit, silent).as_millis());
+        assert_eq!(limits, [800, 100, 200, 400, 800, 100]);
+    }
+
+    #[test]
     fn packets_are_taken_whole() {
         let mut inbox = vec![0, 0, 0, 2, 7];
-        assert!(take_packet(&mut inbox).unwrap().is_none());
+        assert!(take_packet(&mut inbox, 2).unwrap().is_none());
         inbox.extend([8, 0, 0]);
-        assert_eq!(take_packet(&mut inbox).unwrap(), Some(vec![7, 8]));
+        assert!(take_packet(&mut inbox, 1).is_err());
+        assert_eq!(take_packet(&mut inbox, 2).unwrap(), Some(vec![7, 8]));
         assert_eq!(inbox, [0, 0]);
-        assert!(take_packet(&mut vec![0xff; 8]).is_err());
+        assert!(take_packet(&mut vec![0xff; 8], 64 << 20).is_err());
     }
 }

@@ -18,6 +18,7 @@ use super::watches::Watches;
 use palisade_core::engine::Alarm;
 use palisade_core::engine::sync::sleep_until;
 use palisade_core::{BootTime, Error, Result};
+use palisade_kit::replies::REPLY;
 
 /// The pause after the first failed attempt to connect, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -50,6 +51,8 @@ pub(super) struct Driver {
     queued: Vec<(Vec<Request>, oneshot::Sender<Told>)>,
     pinged: Option<BootTime>,
     spoke: BootTime,
+    /// The limit that the last packet exceeded.
+    exceeded: Option<usize>,
 }
 
 impl Driver {
@@ -75,6 +78,7 @@ impl Driver {
             queued: Vec::new(),
             pinged: None,
             spoke: sent,
+            exceeded: None,
         }
     }
 
@@ -110,6 +114,16 @@ impl Driver {
         lease.map_or(BootTime::NEVER, |lease| lease.sent + lease.ttl)
     }
 
+    /// Asks the keeper for a renewal now, if claims use the session.
+    fn hurry(&self, now: BootTime) {
+        let mut state = self.shared.state.lock();
+        state.hurry(now);
+        if state.lease().is_some() {
+            drop(state);
+            let _ = self.alarms.send(Alarm::Lease(self.shared.lease()));
+        }
+    }
+
     async fn serve(&mut self, connection: Connection) -> End {
         let (mut reader, mut writer) = tokio::io::split(connection.stream);
         let (mut inbox, mut outbox) = (connection.inbox, connection.login.unwrap_or_default());
@@ -118,9 +132,13 @@ impl Driver {
             self.post(requests, tell, &mut outbox);
         }
         self.spoke = BootTime::now();
+        if self.shared.generation.load(Ordering::Relaxed) > 0 {
+            // There may be little left of the lease.
+            self.hurry(self.spoke);
+        }
         loop {
             let timeout = self.shared.timeout;
-            let ends = self.ends();
+            let (ends, renews) = (self.ends(), self.shared.state.lock().renews());
             // A tenth of the lease. Pings never renew the lease; they only touch the session.
             let ping = match self.pinged {
                 None => self.spoke + timeout / 15,
@@ -149,10 +167,15 @@ impl Driver {
                         return End::Broken;
                     }
                     loop {
-                        match take_packet(&mut inbox) {
+                        let most = self.most();
+                        match take_packet(&mut inbox, most) {
                             Ok(None) => break,
                             Ok(Some(packet)) if self.take(&packet) => {}
-                            Ok(Some(_)) | Err(_) => return End::Broken,
+                            Ok(Some(_)) => return End::Broken,
+                            Err(_) => {
+                                self.exceeded = Some(most);
+                                return End::Broken;
+                            }
                         }
                     }
                 }
@@ -185,8 +208,11 @@ impl Driver {
                         return End::Closed;
                     }
                 },
-                () = sleep_until(ping.min(stalls).min(ends)) => {
+                () = sleep_until(ping.min(stalls).min(ends).min(renews)) => {
                     let now = BootTime::now();
+                    if renews <= now {
+                        self.hurry(now);
+                    }
                     if ends <= now {
                         // There was no write for a whole lease, so the session and its znodes must
                         // go.
@@ -204,6 +230,13 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// The most that the next packet may have: the answer to the oldest request, or an event.
+    fn most(&self) -> usize {
+        let next = self.batches.front();
+        let next = next.and_then(|batch| batch.requests.get(batch.answers.len()));
+        next.map_or(REPLY, Request::most)
     }
 
     /// Appends requests to the outbox.
@@ -288,14 +321,18 @@ impl Driver {
     fn disconnected(&mut self) {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
         self.pinged = None;
+        let exceeded = self.exceeded.take();
+        let failure = exceeded.map_or(Failure::Broken, Failure::TooLarge);
         for batch in self.batches.drain(..) {
-            let _ = batch.tell.send(Err(Failure::Broken));
+            let _ = batch.tell.send(Err(failure.clone()));
         }
         *self.shared.watches.lock() = Watches::default();
     }
 
     /// Continues the session on another connection; `None` when the session has ended.
     async fn reconnect(&mut self) -> Option<Connection> {
+        // A fortieth of the lease.
+        let longest = LONGEST_PAUSE.min(self.shared.timeout / 60).max(PAUSE);
         let mut pause = Duration::ZERO;
         let mut down: Option<Error> = None;
         loop {
@@ -324,7 +361,7 @@ impl Driver {
                 let _ = tell.send(Err(Failure::NotSent(error.clone())));
             }
             down = Some(error);
-            pause = (pause * 2).clamp(PAUSE, LONGEST_PAUSE);
+            pause = (pause * 2).clamp(PAUSE, longest);
         }
     }
 

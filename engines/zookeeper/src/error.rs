@@ -2,7 +2,9 @@
 
 use super::proto::{Refused, code};
 use super::session::Failure;
+use palisade_core::engine::rounded;
 use palisade_core::{Error, ErrorKind};
+use palisade_kit::replies::too_large;
 
 /// The error for a request without an answer.
 pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
@@ -13,9 +15,10 @@ pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
             Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
         }
         Failure::Late(within) => {
-            let message = format!("no answer within {within:?}");
+            let message = format!("no answer within {}", rounded(within));
             Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
         }
+        Failure::TooLarge(most) => too_large(operation, "ZooKeeper", most).maybe_applied(),
         Failure::Over => Error::new(ErrorKind::Lost, operation, "the session has ended"),
     }
 }

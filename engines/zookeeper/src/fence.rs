@@ -11,7 +11,9 @@ use super::keys::Keys;
 use super::proto::{Answer, Lives, Refused, Reply, Request, Stat, code};
 use super::{Inner, config, error};
 use palisade_core::engine::{Settings, Url};
-use palisade_core::fence::{Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
+use palisade_core::fence::{
+    Fenced, Rule, SharedFence, Taken, Verdict, WriteToken, digits, read_digits,
+};
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
 use palisade_kit::cas::Retry;
 use palisade_kit::fence_store::{FenceStore, Stored};
@@ -107,42 +109,47 @@ impl ZooKeeperFence {
     }
 }
 
-impl FenceStore for ZooKeeperFence {
-    async fn judged(
+impl ZooKeeperFence {
+    /// Raises the mark to `number` and writes the data if the token is accepted. Then reads `more`
+    /// in the same session, and answers with that.
+    async fn raised(
         &self,
-        resource: &Name,
+        nodes: &Nodes,
         token: WriteToken,
-        data: Option<Vec<u8>>,
-    ) -> Result<Verdict> {
-        let (number, nodes) = (digits(token.stored()?), self.nodes(resource)?);
-        if data.as_ref().is_some_and(|data| data.len() > MOST_DATA) {
-            let message = format!("a node of ZooKeeper takes {MOST_DATA} bytes at the most");
-            return Err(Error::new(ErrorKind::InvalidArgument, "fence", message));
-        }
+        number: i64,
+        data: Option<&[u8]>,
+        more: &[Request],
+    ) -> Result<std::result::Result<Vec<Answer>, Token>> {
         let mut retry = Retry::many();
         loop {
-            let look = data.as_ref().map(|_| Request::Exists(nodes.data.clone()));
-            let (mark, mut found) = self.read_nodes(&nodes, look).await?;
+            let look = data.map(|_| Request::Exists(nodes.data.clone()));
+            let (mark, mut found) = self.read_nodes(nodes, look).await?;
             let highest = mark.as_ref().map(|mark| mark.highest);
-            let verdict = self.rule.judge(highest, token);
-            if verdict != Verdict::Accepted {
-                return Ok(verdict);
+            if let Verdict::Stale { highest } = self.rule.judge(highest, token) {
+                return Ok(Err(highest));
             }
-            let mark = mark.map(|mark| (mark.highest == token.token(), mark.stat));
+            let raised = Token(number.unsigned_abs());
+            let mark = mark.map(|mark| (mark.highest == raised, mark.stat));
             let mut steps = vec![match mark {
                 Some((true, stat)) => Request::Check(nodes.mark.clone(), stat.version),
-                _ => self.put(&nodes.mark, mark.map(|(_, stat)| stat), number.as_bytes()),
+                _ => {
+                    let number = digits(number);
+                    self.put(&nodes.mark, mark.map(|(_, stat)| stat), number.as_bytes())
+                }
             }];
             let mut requests = self.above(&nodes.mark, mark.is_none());
-            if let Some(data) = &data {
+            if let Some(data) = data {
                 let seen = present(found.pop())?.map(|found| found.stat);
                 steps.push(self.put(&nodes.data, seen, data));
                 requests.extend(self.above(&nodes.data, seen.is_none()));
             }
             requests.push(Request::Multi(steps));
+            let place = requests.len();
+            requests.extend_from_slice(more);
             let mut answers = self.call(requests).await?;
+            let found = answers.split_off(place.min(answers.len()));
             match answers.pop().ok_or_else(error::missing)? {
-                Ok(_) => return Ok(Verdict::Accepted),
+                Ok(_) => return Ok(Ok(found)),
                 Err(refused) if is_conflict(refused) => {
                     let mut refused = answers.into_iter().filter_map(Answer::err);
                     if let Some(denied) = refused.find(|refused| refused.is(code::NO_AUTH)) {
@@ -151,6 +158,65 @@ impl FenceStore for ZooKeeperFence {
                 }
                 Err(refused) => return Err(error::refused("fence", refused)),
             }
+            retry.or_busy("fence").await?;
+        }
+    }
+}
+
+impl FenceStore for ZooKeeperFence {
+    async fn judged(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Option<Vec<u8>>,
+    ) -> Result<Verdict> {
+        let (number, nodes) = (token.stored()?, self.nodes(resource)?);
+        if data.as_ref().is_some_and(|data| data.len() > MOST_DATA) {
+            let message = format!("a node of ZooKeeper takes {MOST_DATA} bytes at the most");
+            return Err(Error::new(ErrorKind::InvalidArgument, "fence", message));
+        }
+        let done = self.raised(&nodes, token, number, data.as_deref(), &[]);
+        Ok(match done.await? {
+            Ok(_) => Verdict::Accepted,
+            Err(highest) => Verdict::Stale { highest },
+        })
+    }
+
+    async fn take(&self, resource: &Name, token: WriteToken) -> Result<Taken> {
+        let nodes = self.nodes(resource)?;
+        let look = [
+            Request::Data(nodes.data.clone(), false),
+            Request::Data(nodes.mark.clone(), false),
+        ];
+        let mut retry = Retry::many();
+        loop {
+            let Some(number) = self.rule.mark_of_take(token)? else {
+                // No older token exists, and there is nothing to raise.
+                let (mark, mut found) = self.read_nodes(&nodes, look[..1].to_vec()).await?;
+                let highest = mark.map(|mark| mark.highest);
+                if let Verdict::Stale { highest } = self.rule.judge(highest, token) {
+                    return Ok(Taken::Stale { highest });
+                }
+                let data = present(found.pop())?.map(|found| found.data);
+                return Ok(Taken::Accepted { data });
+            };
+            // A multi can't read. What the same session reads after it contains all that was
+            // accepted before it.
+            let mut found = match self.raised(&nodes, token, number, None, &look).await? {
+                Ok(found) => found,
+                Err(highest) => return Ok(Taken::Stale { highest }),
+            };
+            let (mark, data) = (present(found.pop())?, present(found.pop())?);
+            if let Some(mark) = mark {
+                let highest = read_digits(&mark.data).ok_or_else(damaged)?;
+                if highest > token.token() {
+                    // A newer holder was quicker; the data may be its own.
+                    return Ok(Taken::Stale { highest });
+                }
+                let data = data.map(|found| found.data);
+                return Ok(Taken::Accepted { data });
+            }
+            // It was forgotten in between.
             retry.or_busy("fence").await?;
         }
     }

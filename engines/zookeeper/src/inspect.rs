@@ -275,12 +275,15 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
         let message = "this server is older than what palisade is tested with".to_owned();
         find(Severity::Warning, "too_old", message, "run 3.6 or newer");
     }
+    let mut alone = false;
     if let Ok(config) = config {
         let config = String::from_utf8_lossy(&config.data);
         let servers = config
             .lines()
             .filter(|line| line.starts_with("server.") && !line.contains(":observer"));
-        match servers.count() {
+        let servers = servers.count();
+        alone = servers < 2;
+        match servers {
             0 | 1 => find(
                 Severity::Warning,
                 "one_server",
@@ -340,6 +343,9 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
             );
         }
     }
+    if !alone {
+        findings.extend(of_the_leader(engine).await);
+    }
     let endpoints = &engine.client.endpoints;
     findings.extend(kit::plain_text(&endpoints.hosts, endpoints.is_encrypted()));
     Ok({
@@ -350,23 +356,76 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     })
 }
 
-/// The version that a server reports, where that is allowed (`4lw.commands.whitelist`).
-async fn version(engine: &Inner) -> Option<String> {
+/// The most that a server answers to a word.
+const WORDS: u64 = 64 << 10;
+
+/// What the first server answers to a four-letter word, where that is allowed
+/// (`4lw.commands.whitelist`).
+async fn ask_word(engine: &Inner, word: &str) -> Option<String> {
     let endpoints = &engine.client.endpoints;
     let host = endpoints.hosts.first()?;
     let ask = async {
         let mut stream = endpoints.dial(host).await.ok()?;
-        stream.write_all(b"srvr").await.ok()?;
+        stream.write_all(word.as_bytes()).await.ok()?;
         stream.flush().await.ok()?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        let line = answer.lines().next()?;
-        let version = line.strip_prefix("Zookeeper version: ")?;
-        let end = version.find(['-', ',']).unwrap_or(version.len());
-        Some(version[..end].to_owned())
+        stream.take(WORDS).read_to_string(&mut answer).await.ok()?;
+        Some(answer)
     };
     let limit = engine.client.timeout.min(Duration::from_secs(2));
     tokio::time::timeout(limit, ask).await.ok().flatten()
+}
+
+/// The version that a server reports.
+async fn version(engine: &Inner) -> Option<String> {
+    let answer = ask_word(engine, "srvr").await?;
+    let line = answer.lines().next()?;
+    let version = line.strip_prefix("Zookeeper version: ")?;
+    let end = version.find(['-', ',']).unwrap_or(version.len());
+    Some(version[..end].to_owned())
+}
+
+/// How long an ensemble takes to elect a leader once it is without one, and a client to find out.
+const ELECTION: Duration = Duration::from_secs(2);
+
+/// The part of a ttl that a hold certainly has left when its leader stops: a tenth of it may have
+/// passed since the last renewal, a tenth is the margin, and the rest is for a busy machine.
+fn left_of(ttl: Duration) -> Duration {
+    ttl * 3 / 4
+}
+
+/// Warns about a ttl that ends before the servers notice that their leader hangs.
+async fn of_the_leader(engine: &Inner) -> Option<Finding> {
+    let conf = ask_word(engine, "conf").await.unwrap_or_default();
+    let number = |name: &str| {
+        let mut lines = conf.lines();
+        let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+        line.trim().parse::<u32>().ok()
+    };
+    let said = number("tickTime").zip(number("syncLimit"));
+    // What the servers grant at least is two ticks, unless they are configured otherwise; the limit
+    // is the one of the configuration that ZooKeeper comes with.
+    let (notices, supposed) = match said {
+        Some((tick, limit)) => (Duration::from_millis(tick.into()) * limit, ""),
+        None => (
+            engine.ttl.min * 3 / 2 / 2 * 5,
+            " (supposing a syncLimit of 5; the servers don't say, for lack of conf in \
+             4lw.commands.whitelist)",
+        ),
+    };
+    let ttl = engine.default_ttl;
+    (left_of(ttl) < notices + ELECTION).then(|| {
+        let least = (notices + ELECTION) * 4 / 3;
+        Finding::new(
+            Severity::Warning,
+            "leader_hangs",
+            format!(
+                "holds with the ttl of {ttl:.1?} are lost when the leader hangs: the servers notice \
+                 that after syncLimit x tickTime = {notices:.1?}{supposed}"
+            ),
+            format!("take a ttl of {least:.1?} or more, or lower syncLimit on the servers"),
+        )
+    })
 }
 
 fn is_old(version: &str) -> bool {

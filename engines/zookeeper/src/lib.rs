@@ -35,6 +35,7 @@ mod watches;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -60,8 +61,9 @@ struct Inner {
     keys: Keys,
     client: Client,
     shown: String,
-    /// The ttls that the servers allow.
+    /// The ttls that the servers allow, and the one of claims that name none.
     ttl: TtlRange,
+    default_ttl: Duration,
     /// The claims of this client by their lines, each from its enter to its leave.
     claims: Mutex<HashMap<Arc<str>, HashMap<ClaimId, Known>>>,
     renewals: Renewals,

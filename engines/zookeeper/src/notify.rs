@@ -58,6 +58,7 @@ pub(super) async fn guard(weak: Weak<Inner>, line: String, claim: ClaimId) {
         let gone = matches!(&answer, Err(refused) if refused.is(code::NO_NODE));
         if marked || gone {
             engine.update(&line, claim, |known| known.evicted = marked);
+            known.session.suspect();
             // An alarm for all leases, because the answer to its enter may still be in flight.
             let _ = engine.client.alarms.send(Alarm::All);
         }

@@ -5,6 +5,8 @@
 //! The serialization is jute: big-endian numbers, and length-prefixed byte strings. Every length
 //! that a server sends is checked. Paths are absolute: the caller has put the chroot in front.
 
+use palisade_kit::replies::{LISTING, REPLY};
+
 /// The error codes of the server.
 pub(super) mod code {
     pub(in super::super) const UNIMPLEMENTED: i32 = -6;
@@ -119,6 +121,15 @@ impl Request {
             Self::Ephemerals(_) => 103,
             Self::AddWatch(_) => 106,
             Self::Close => -11,
+        }
+    }
+
+    /// The most that its answer may have. Servers limit what they store (`jute.maxbuffer`, 1 MiB by
+    /// default) and not what they list.
+    pub(super) fn most(&self) -> usize {
+        match self {
+            Self::Data(..) | Self::Children(..) | Self::Ephemerals(_) => LISTING,
+            _ => REPLY,
         }
     }
 

@@ -83,6 +83,10 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
         let message = "the session has ended; its renewal will say so";
         return Err(Error::new(ErrorKind::Lost, "audit", message));
     };
+    if !session.audits() {
+        let message = "the places were listed just now";
+        return Err(Error::new(ErrorKind::Unreachable, "audit", message));
+    }
     let list = Request::Ephemerals(engine.keys.base().to_owned());
     let listed = session.ask("audit", engine.client.timeout, list).await?;
     let listed = listed.map_err(|refused| error::refused("audit", refused))?;

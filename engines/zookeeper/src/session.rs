@@ -22,7 +22,7 @@ use super::error;
 use super::proto::{Answer, Request};
 use super::thread::Thread;
 use super::watches::{Watched, Watches};
-use palisade_core::engine::{Alarm, LeaseId, LeaseStart, no_connection};
+use palisade_core::engine::{Alarm, LeaseId, LeaseStart, no_connection, rounded};
 use palisade_core::{BootTime, Error, Result};
 
 /// How many answers in a row may be late before the connection is dropped.
@@ -40,6 +40,8 @@ pub(super) enum Failure {
     Broken,
     /// There was no answer within this time; it may have been applied.
     Late(Duration),
+    /// The server sent more than this; it may have been applied.
+    TooLarge(usize),
     /// The session has ended, and with it everything that it owned.
     Over,
 }
@@ -103,6 +105,13 @@ pub(super) struct State {
     leased: Option<BootTime>,
     pub(super) over: bool,
     idle_since: BootTime,
+    /// When the keeper was last asked to renew, and whether it was since it last asked for a list of
+    /// places.
+    hurried: BootTime,
+    is_hurried: bool,
+    /// When the places were last listed, and whether one is suspected to be gone.
+    audited: BootTime,
+    suspects: bool,
     /// The last touch that the leader certainly knows of.
     settled: BootTime,
     /// Touches, sent and answered, that may not have been reported to the leader yet.
@@ -116,6 +125,10 @@ impl State {
             leased: None,
             over: false,
             idle_since: armed.sent,
+            hurried: armed.sent,
+            is_hurried: false,
+            audited: BootTime::PAST,
+            suspects: false,
             settled: armed.sent,
             recent: VecDeque::new(),
         }
@@ -134,6 +147,23 @@ impl State {
             sent: self.armed.sent.max(leased),
             ..self.armed
         })
+    }
+
+    /// When the keeper is to be asked for a renewal, if claims use the session: a tenth of the lease
+    /// after the last one. The keeper's own pace is a third. Here that is too seldom: while the
+    /// servers elect another leader they accept no writes for some seconds, and what is left of a
+    /// lease then decides whether its holds survive.
+    pub(super) fn renews(&self) -> BootTime {
+        let every = self.armed.ttl / 10;
+        match self.leased {
+            Some(_) if !self.over => self.armed.sent.max(self.hurried) + every,
+            _ => BootTime::NEVER,
+        }
+    }
+
+    /// The keeper is asked for a renewal.
+    pub(super) fn hurry(&mut self, now: BootTime) {
+        (self.hurried, self.is_hurried) = (now, true);
     }
 
     /// The leader was asked at `sent` whether the session is alive.
@@ -212,7 +242,8 @@ impl Session {
             Ok(Ok(opened)) => opened,
             Ok(Err(_)) => Err(no_connection("the attempt to connect was given up")),
             Err(_) => Err(no_connection(format!(
-                "no connection to the ensemble within {limit:?}"
+                "no connection to the ensemble within {}",
+                rounded(limit)
             ))),
         }
     }
@@ -288,6 +319,23 @@ impl Session {
             }
         };
         Err(error::failed(operation, failure))
+    }
+
+    /// Whether its places must be listed now. The keeper asks for that at each renewal; after one
+    /// that the driver asked for a recent list is enough, unless a place is suspected to be gone.
+    pub(super) fn audits(&self) -> bool {
+        let (mut state, now) = (self.shared.state.lock(), BootTime::now());
+        let hurried = std::mem::take(&mut state.is_hurried);
+        let is_due = !hurried || state.suspects || state.audited + state.armed.ttl / 4 <= now;
+        if is_due {
+            (state.audited, state.suspects) = (now, false);
+        }
+        is_due
+    }
+
+    /// A place is marked or gone, so that the next list counts.
+    pub(super) fn suspect(&self) {
+        self.shared.state.lock().suspects = true;
     }
 
     /// Sends one request, as [`Session::call`].

@@ -448,6 +448,76 @@ async fn killed(site: &Site) {
     dead.close().await;
 }
 
+/// How many other waiters of the same client are ahead of the claims of a circle: more than any
+/// engine keeps in a server's line.
+const CROWD: usize = 30;
+
+/// Two agents wait for each other, each behind a crowd of its own client. `late`: the first comes to
+/// hold something only while it is held back behind the crowd, before its record is made.
+async fn behind_a_crowd(site: &Site, late: bool) {
+    let namespace = namespace();
+    let (one, two) = (
+        site.connect(&namespace).await,
+        site.connect(&namespace).await,
+    );
+    let (a, b) = (one.agent("a"), two.agent("b"));
+    let y = b.mutex("y").lock().await.unwrap();
+    let x = if late {
+        None
+    } else {
+        Some(a.mutex("x").lock().await.unwrap())
+    };
+    let mut crowd = JoinSet::new();
+    for (client, name) in [(&one, "y"), (&two, "x")] {
+        let held = if late && name == "x" { 0 } else { CROWD };
+        for _ in 0..held {
+            let line = client.line(name, Ask::Whole);
+            crowd.spawn(async move { drop(line.acquire(Patience::Forever).await.unwrap()) });
+        }
+    }
+    let waiters = async |name| {
+        let scope = Scope::Line(Name::new(name).unwrap());
+        let lines = one.survey(scope).await.unwrap();
+        lines.iter().map(|line| line.waiters.len()).sum::<usize>()
+    };
+    while waiters("y").await < 16 || !late && waiters("x").await < 16 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Those whose enter is still under way.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let waits = |client: &Client, name: &'static str| {
+        let line = client.line(name, Ask::Whole).deadlock_after(AFTER);
+        tokio::spawn(async move { end(line.acquire(Patience::Forever).await) })
+    };
+    let first = waits(&a, "y");
+    let x = match x {
+        Some(x) => x,
+        None => {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            a.mutex("x").lock().await.unwrap()
+        }
+    };
+    let (lateness, began) = (Lateness::watch(), Instant::now());
+    let second = waits(&b, "x");
+    let found = async {
+        tokio::select! {
+            ended = first => (ended.unwrap().0, true),
+            ended = second => (ended.unwrap().0, false),
+        }
+    };
+    let found = tokio::time::timeout(LIMIT, found).await;
+    let (ended, _) = found.unwrap_or_else(|_| panic!("a circle behind a crowd is stuck"));
+    assert_eq!(ended, End::GaveWay);
+    let (took, late_by) = (began.elapsed(), lateness.total());
+    // A claim that was held back looks once a second whether it must pass.
+    let bound = FOUND_WITHIN + if late { TTL } else { Duration::ZERO };
+    assert!(took <= bound + late_by, "{took:?}, late by {late_by:?}");
+    drop((x, y));
+    crowd.shutdown().await;
+    one.close().await;
+    two.close().await;
+}
+
 fn planted(site: Option<Site>, circles: u64) {
     let Some(site) = site else { return };
     let circles = if full() { 1_000 } else { circles };
@@ -473,6 +543,10 @@ fn planted(site: Option<Site>, circles: u64) {
             .into_iter()
             .fold(slowest, Duration::max);
         println!("{circles} circles from seed {seed}: the slowest gave way after {slowest:?}");
+        behind_a_crowd(&site, false).await;
+        if site.url.starts_with("postgres") {
+            behind_a_crowd(&site, true).await;
+        }
         let mut running = JoinSet::new();
         for _ in 0..if full() { 150 } else { 1 } {
             if running.len() >= site.beside.div_ceil(3) {

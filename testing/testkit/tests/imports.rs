@@ -46,7 +46,43 @@ const RULES: &[Rule] = &[
         except: &["main.rs", "exit.rs"],
         why: "exit codes are picked in one place",
     },
+    Rule {
+        under: "crates/palisade/src",
+        words: DURATIONS,
+        except: &[],
+        why: ROUNDED,
+    },
+    Rule {
+        under: "crates/palisade-cli/src",
+        words: DURATIONS,
+        except: &[],
+        why: ROUNDED,
+    },
+    Rule {
+        under: "crates/palisade-gateway/src",
+        words: DURATIONS,
+        except: &[],
+        why: ROUNDED,
+    },
 ];
+
+/// How durations are usually called, in a message that shows all of their digits.
+const DURATIONS: &[&str] = &[
+    "{limit:?}",
+    "{timeout:?}",
+    "{within:?}",
+    "{waited:?}",
+    "{patience:?}",
+    "{ttl:?}",
+    "{delay:?}",
+    "{pause:?}",
+    "{longest:?}",
+    "{floor:?}",
+    "{min:?}",
+    "within {:?}",
+    "after {:?}",
+];
+const ROUNDED: &str = "durations in messages are rounded, by `rounded` of core/duration.rs";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

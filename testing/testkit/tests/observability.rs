@@ -60,6 +60,29 @@ fn the_page_lists_what_is_recorded_and_nothing_else() {
     assert_eq!(documented(), recorded());
 }
 
+/// What an exporter prints beside the figures.
+#[test]
+fn every_metric_is_described() {
+    let mut described = BTreeSet::new();
+    for source in [
+        "crates/palisade/src/layers/metrics.rs",
+        "crates/palisade-gateway/src/metrics.rs",
+    ] {
+        let text = read(source);
+        let calls = text.split("describe_").skip(1);
+        described.extend(calls.filter_map(|call| {
+            let (_, arguments) = call.split_once("!(")?;
+            let name = arguments
+                .trim_start()
+                .strip_prefix('"')?
+                .split('"')
+                .next()?;
+            name.starts_with("palisade_").then(|| name.to_owned())
+        }));
+    }
+    assert_eq!(described, recorded());
+}
+
 /// The names of metrics on a page; `palisade_testkit` and the like are crates and switches.
 fn named_on(page: &str) -> BTreeSet<String> {
     let crates = [

@@ -1,16 +1,21 @@
-"""What both clients share: the clock, the documents, and the meaning of responses.
+"""The clock, the settings, and the meaning of a gateway's responses.
 
-A hold is valid until a deadline of the client's own: the time *before* the request was sent plus
-the gateway's ``valid_ms``. The clock keeps running while the machine sleeps.
+Nothing here does I/O or changes state; `_core.py` decides what is sent and when.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import socket
+import ssl
+import stat
 import time
-from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterable
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,8 +26,15 @@ REQUEST = 5.0
 #: Each waiting request has its own connection, without a limit. Idle connections are closed soon,
 #: because a middlebox may silently drop them.
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=5.0)
+#: The longest answer about claims, and about lines, in bytes: a hostile server may send any.
+ANSWER, SURVEY = 4 << 20, 64 << 20
+#: The longest event; a gateway's have a few hundred bytes.
+EVENT = 64 << 10
+#: A gateway sends something on a stream of events at least every 15 s.
+SILENCE = 40.0
 
-Gone = ("lost", "evicted", "released", "busy", "failed", "no_claim")
+#: The states in which a claim can't be held any more.
+GONE = ("lost", "evicted", "released", "busy", "failed", "no_claim")
 
 
 def now() -> float:
@@ -49,48 +61,81 @@ class Lost(Error):
 
 
 class Unreachable(Error):
-    """No gateway answers, or the engine behind it does not."""
+    """No gateway answers, or the engine behind it does not. It may answer later."""
 
 
-def failure(answer: httpx.Response) -> Error:
-    """The exception for an error response."""
+#: Whatever is not named here is an error that stays, and is not tried again.
+KINDS: dict[str, type[Error]] = {
+    "busy": Busy,
+    "lost": Lost,
+    "evicted": Lost,
+    "released": Lost,
+    "no_claim": Lost,
+    "unreachable": Unreachable,
+    "draining": Unreachable,
+    "no_session": Unreachable,
+}
+#: After these codes a claim can't continue in its session: the client uses another gateway.
+ELSEWHERE = ("no_session", "draining", "no_gateway")
+#: The place in the line is gone, but nobody took it away: the client claims again.
+AGAIN = ("lost", "no_claim")
+
+
+def understood(status: int, body: bytes) -> dict[str, Any]:
+    """The document of a response; raises what a refusal means."""
     try:
-        problem = answer.json()
+        document = json.loads(body)
     except ValueError:
-        problem = {}
-    code = str(problem.get("code", f"http_{answer.status_code}"))
-    detail = str(problem.get("detail", "the gateway's answer is not understood"))
-    kinds: dict[str, type[Error]] = {
-        "busy": Busy,
-        "lost": Lost,
-        "evicted": Lost,
-        "released": Lost,
-        "unreachable": Unreachable,
-        "draining": Unreachable,
-        "no_session": Unreachable,
-    }
-    kind = kinds.get(code, Unreachable if answer.status_code >= 500 else Error)
-    if answer.status_code == 501:
-        kind = Error
-    return kind(code, detail, str(problem.get("outcome", "maybe_applied")))
+        document = None
+    if 200 <= status < 300 and isinstance(document, dict):
+        return document
+    code = document.get("code") if isinstance(document, dict) else None
+    if isinstance(code, str) and status >= 400 and isinstance(document, dict):
+        detail, outcome = str(document.get("detail", "")), document.get("outcome")
+        return _raise(KINDS.get(code, Error)(code, detail, str(outcome or "maybe_applied")))
+    if status >= 500:
+        detail = f"no gateway answers; something before it says {status}"
+        return _raise(Unreachable(f"http_{status}", detail, "maybe_applied"))
+    # A redirect is never followed: the token would go with it.
+    detail = f"the answer has status {status} and is none of a gateway's; is it a palisade gateway?"
+    return _raise(Error(f"http_{status}", detail, "maybe_applied"))
 
 
-def unreachable(error: Exception) -> Unreachable:
+def _raise(error: Error) -> dict[str, Any]:
+    raise error
+
+
+def unreachable(error: Exception) -> Error:
     """The exception for a missing response: the change may have been applied."""
-    detail = f"the gateway does not answer ({type(error).__name__})"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            # It would be tried again for ever, and nobody be told why.
+            return Error("tls", f"the gateway's certificate is not trusted: {cause}; see verify=")
+        cause = cause.__cause__ or cause.__context__
+    why = f"{type(error).__name__}: {error}".rstrip(": ")
+    detail = f"the gateway does not answer ({why})"
     if isinstance(error, httpx.ConnectError):
         return Unreachable("no_gateway", detail)
     return Unreachable("unreachable", detail, "maybe_applied")
 
 
-#: After these codes a claim can't continue in its session: the client uses another gateway.
-ELSEWHERE = ("no_session", "draining", "no_gateway")
+def too_long(limit: int) -> Error:
+    detail = f"the answer is longer than {limit >> 20} MiB; is it a palisade gateway?"
+    return Error("too_long", detail, "maybe_applied")
+
+
+class Secret(str):
+    """A text that is sent but never shown."""
+
+    def __repr__(self) -> str:
+        return "'…'"
 
 
 @dataclass(frozen=True)
 class Settings:
     urls: tuple[str, ...]
-    token: str | None
+    token: Secret | None
     ttl: float
     owner: str | None
     label: str | None
@@ -105,28 +150,77 @@ class Settings:
         label: str | None,
         verify: Any,
     ) -> "Settings":
-        urls = (url,) if isinstance(url, str) else tuple(url)
+        urls = tuple(checked(url) for url in ((url,) if isinstance(url, str) else url))
         if not urls:
             raise ValueError("pass the URL of a gateway")
         if ttl <= 0:
             raise ValueError("ttl is in seconds, greater than zero")
-        owner = owner or f"python-{os.getpid()}"
-        return Settings(urls, token, ttl, owner, label, verify)
+        return Settings(urls, Secret(token) if token else None, ttl, owner, label, verify)
 
     def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        # A compressed answer could be of any length once it is read.
+        headers = {"Accept-Encoding": "identity"}
+        if self.token:
+            headers["Authorization"] = Secret(f"Bearer {self.token}")
+        return headers
 
-    def transport(self, url: str) -> tuple[str, dict[str, Any]]:
-        """The base URL for requests, and the options of httpx's transport."""
+    def options(self, url: str) -> dict[str, Any]:
+        """The options of httpx's transport to this URL."""
         options: dict[str, Any] = {"verify": self.verify, "limits": LIMITS}
         if url.startswith("http+unix:"):
-            options["uds"] = url.removeprefix("http+unix:")
-            return "http://localhost", options
-        return url.rstrip("/"), options
+            options["uds"] = url.removeprefix("http+unix:") or own_socket()
+        return options
 
-    def longest_wait(self) -> float:
-        """The longest wait of one request: a third of the ttl, at most 50 s."""
-        return min(self.ttl / 3, 50.0)
+    def owner_record(self) -> dict[str, Any]:
+        """Who claims, from where: what ``palisade ls`` shows. The gateway adds the principal."""
+        pid = os.getpid()
+        owner = self.owner or f"python-{pid}"
+        since = int(time.time() * 1000)
+        return {"owner": owner, "host": socket.gethostname(), "pid": pid, "since": since}
+
+
+def checked(url: str) -> str:
+    """The URL of a gateway, without a slash at its end."""
+    if url.startswith("http+unix:"):
+        return url
+    parts = urlsplit(url)
+    # The URL itself is not shown: it may have a secret in it.
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("a gateway's URL is http://HOST:PORT, https://HOST or http+unix:PATH")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a gateway's URL has no user or password; pass token=")
+    return url.rstrip("/")
+
+
+def base(url: str) -> str:
+    """What the paths of requests are added to."""
+    return "http://localhost" if url.startswith("http+unix:") else url
+
+
+def followed(url: str, own: Any) -> str:
+    """Where the requests of a session go that was opened at ``url`` by a gateway which calls itself
+    ``own``: past any load balancer, but never out of TLS. A socket has nothing in between."""
+    if url.startswith("http+unix:") or not isinstance(own, str):
+        return base(url)
+    try:
+        own = checked(own)
+    except ValueError:
+        return base(url)
+    leaves_tls = url.startswith("https:") and not own.startswith("https:")
+    return base(url) if leaves_tls or own.startswith("http+unix:") else own
+
+
+def own_socket() -> str:
+    """The socket of this user's own gateway, in a folder that nobody else can access."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "palisade" if runtime else Path(f"/tmp/palisade-{os.getuid()}")
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        raise Unreachable("no_gateway", f"there is no gateway of this user: {error}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise Error("config", f"{folder} must be this user's alone (mode 0700)")
+    return str(folder / "gateway.sock")
 
 
 def span(seconds: float) -> str:
@@ -134,63 +228,12 @@ def span(seconds: float) -> str:
     return f"{max(0, int(seconds * 1000))}ms"
 
 
-def new_secret() -> str:
-    return secrets.token_hex(32)
+def new_secret() -> Secret:
+    return Secret(secrets.token_hex(32))
 
 
 def new_id() -> str:
     return secrets.token_hex(16)
-
-
-@dataclass
-class Claimed:
-    """What a client knows about one of its claims."""
-
-    id: str
-    name: str
-    token: int = 0
-    claim: str = ""
-    state: str = "waiting"
-    deadline: float = 0.0
-    value: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def learn(self, sent: float, answer: Mapping[str, Any]) -> None:
-        """Applies the response to a request that was sent at ``sent``."""
-        if self.is_over():
-            return
-        self.state = str(answer.get("state", self.state))
-        self.claim = str(answer.get("claim", self.claim))
-        if self.state == "held":
-            self.token = int(answer["token"])
-        if "valid_ms" in answer:
-            # A late response to an earlier request must not shorten it.
-            self.deadline = max(self.deadline, sent + answer["valid_ms"] / 1000)
-
-    def is_over(self) -> bool:
-        return self.state in Gone
-
-    def lose(self, state: str = "lost") -> None:
-        if not self.is_over():
-            self.state = state
-
-    def valid(self) -> bool:
-        return self.state == "held" and now() < self.deadline
-
-    def document(self, settings: Settings, ask: Mapping[str, Any], wait: float) -> dict[str, Any]:
-        document = {
-            "name": self.name,
-            "id": self.id,
-            "wait": span(wait),
-            "queue": True,
-            "owner": settings.owner,
-            **ask,
-        }
-        if settings.label:
-            document["label"] = settings.label
-        if self.value is not None:
-            document["value"] = self.value
-        return document
 
 
 def exclusive() -> dict[str, Any]:

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use palisade::Patience;
 use palisade::command::{nearest, parse_duration};
 use palisade::engine::Url;
+use palisade_gateway::distrusted;
 
 use super::{bad_file, parse_wait};
 use crate::exit::Failure;
@@ -73,7 +74,12 @@ pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
         how.read(true).custom_flags(libc::O_NONBLOCK);
         match how.open(&path) {
             Ok(file) => {
-                let mode = file.metadata().map_or(0, |data| data.permissions().mode());
+                let found = file.metadata();
+                let mode = found.as_ref().map_or(0, |data| data.permissions().mode());
+                // Whoever can write it decides which engine guards this user's work.
+                if let Some(why) = found.as_ref().ok().and_then(distrusted) {
+                    return Err(bad_file(&path, why));
+                }
                 let mut values = text(file, &path).and_then(|text| parse(&text, &path))?;
                 let url = values.url.as_deref().map(Url::parse);
                 let secret = url.is_some_and(|url| url.is_ok_and(|url| url.password.is_some()));

@@ -34,6 +34,10 @@ use crate::terminal;
 /// The process name in `ps` and `pkill`: a `pkill -9 palisade` does not kill the guardian.
 const NAME: &std::ffi::CStr = c"guardian";
 
+/// A secret of ours that the command does not need. `PALISADE_URL` may hold a password, too, but a
+/// palisade in the command that did not get it would silently lock on another engine.
+const WITHHELD: &str = "PALISADE_GATEWAY_TOKEN";
+
 /// How to start the command.
 struct Start {
     /// Added to its environment.
@@ -72,7 +76,7 @@ pub(super) fn guard(
                     send(&sources.link, &Report::Started(pid.as_raw_pid()));
                     // A command that may be started again needs them again.
                     if terms == Terms::One {
-                        sys::let_go_of_inherited_files();
+                        sys::let_go_of_inherited_files(false);
                     }
                     Guarded::new(&sources, pid, escalation).guard()?;
                 }
@@ -99,6 +103,7 @@ impl Start {
             // Variables of an outer lock or message that the inner one may not set.
             .env_remove("PALISADE_KEY")
             .env_remove("PALISADE_MESSAGE_KEY")
+            .env_remove(WITHHELD)
             .envs(self.environment)
             .process_group(0);
         if let Some(stdin) = self.stdin {

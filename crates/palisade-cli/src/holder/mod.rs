@@ -2,21 +2,29 @@
 //! `palisade release` or to the shell's end.
 //!
 //! `acquire` forks it while there is no other thread, and returns when it holds the lock. It is in
-//! its own session and keeps no file of the script open, so that `$(…)` returns. `shell` finds the
-//! process that it follows, `socket` is where `release` reaches it, this file is its main loop.
+//! its own session and keeps no file of the script open but its stderr, so that `$(…)` returns.
+//! `shell` finds the process that it follows, `socket` is where `release` reaches it, `notice` where
+//! it reports a loss, this file is its main loop.
 //!
 //! Invariant: it ends only when it holds nothing, and not before the shell has ended or was told
 //! what happened to the lock.
 
+mod notice;
 mod shell;
 mod socket;
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::time::Duration;
 
-use palisade::{BootTime, ErrorKind, Hold, Loss, LossReason};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+
+use palisade::{BootTime, Client, ErrorKind, Hold, Loss, LossReason};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, getpid, setsid};
 use serde::{Deserialize, Serialize};
@@ -25,6 +33,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 
+use self::notice::Notice;
 pub(crate) use self::shell::Shell;
 pub(crate) use self::socket::{Answer, Directory, Key, Listening};
 use self::socket::{RELEASE, WHO};
@@ -36,6 +45,9 @@ use crate::signals::Signals;
 use crate::spans::Spans;
 use crate::sys::{self, Withheld};
 use crate::view::shown;
+
+/// How long the report of a loss waits for its cause.
+const ASKED: Duration = Duration::from_millis(500);
 
 /// The pause before accepting again, if the system refused to accept a connection.
 const BREATH: Duration = Duration::from_millis(100);
@@ -172,9 +184,19 @@ impl Watched {
 impl Task {
     /// The holder's main function.
     fn perform(self, listening: &Listening, link: OwnedFd) {
-        let printer = self.job.printer;
+        let (printer, shell, on_loss) = (self.job.printer, self.shell.pid, self.on_loss);
+        let name = shown(self.job.name.as_str());
         let result = link.try_clone();
-        let verdict = self.hold(listening, link);
+        let detached = Cell::new(false);
+        let hold = AssertUnwindSafe(|| self.hold(listening, link, &detached));
+        let verdict = catch_unwind(hold).unwrap_or_else(|_| {
+            if detached.get() && on_loss != OnLoss::None {
+                end_softly(shell);
+            }
+            Err(Failure::Defect(format!(
+                "lost {name}: the process that held it failed (bug)"
+            )))
+        });
         listening.remove();
         if let Err(failure) = &verdict {
             printer.failure(failure);
@@ -184,12 +206,12 @@ impl Task {
         }
     }
 
-    fn hold(self, listening: &Listening, link: OwnedFd) -> Verdict {
+    fn hold(self, listening: &Listening, link: OwnedFd, detached: &Cell<bool>) -> Verdict {
         let (shell, on_loss) = (self.shell, self.on_loss);
         let prepared = self.job.prepare(Terms::One)?;
         on_runtime(async {
             let mut connected = prepared.connect(Spans::default()).await?;
-            let verdict = hold(&mut connected, shell, on_loss, listening, link).await;
+            let verdict = hold(&mut connected, shell, on_loss, listening, link, detached).await;
             connected.close().await;
             verdict
         })
@@ -202,6 +224,7 @@ async fn hold(
     on_loss: OnLoss,
     listening: &Listening,
     link: OwnedFd,
+    detached: &Cell<bool>,
 ) -> Verdict {
     let ended = |job: &Job| {
         let pid = shell.pid.as_raw_pid();
@@ -217,12 +240,13 @@ async fn hold(
     let socket = listening.socket().and_then(UnixListener::from_std);
     let socket = socket.map_err(refused("can't listen for the release"))?;
     let owner = connected.client.owner().to_owned();
+    let mut requests = Requests::new(&socket, &owner);
     let acquired = tokio::select! {
         biased;
         // The caller sends nothing before our report, so this is its end.
         () = caller.readable() => return Ok(Outcome::Done),
         () = followed.readable() => None,
-        never = refuse(&socket, &owner) => match never {},
+        never = refuse(&mut requests) => match never {},
         acquired = connected.acquire() => Some(acquired?),
     };
     let Some(Acquired { hold, since, .. }) = acquired else {
@@ -244,21 +268,32 @@ async fn hold(
         let _ = hold.release().await;
         return Ok(Outcome::Done);
     }
-    sys::let_go_of_inherited_files();
+    let notice = Notice::keep(shell.pid, job.printer);
     let _ = rustix::process::chdir("/");
+    detached.set(true);
+    // For the test that a defect is reported, too; not in release builds.
+    #[cfg(debug_assertions)]
+    if std::env::var_os("PALISADE_TEST_PANIC").is_some() {
+        panic!("asked to panic");
+    }
     let signals = &mut connected.signals;
     let mut keeping = Keeping {
         job,
+        client,
         shell: shell.pid,
         on_loss,
-        owner: &owner,
         hold,
+        notice,
         grace: grace(job.ttl_on(client)),
-        not_before: since + job.at_least,
+        not_before: job.not_before(since),
         lost: None,
+        told: false,
         sent: None,
     };
-    let over = keeping.until_over(&followed, &socket, signals).await;
+    let over = keeping.until_over(&followed, &mut requests, signals).await;
+    if matches!(over, Over::ShellEnded) {
+        keeping.notice.close().await;
+    }
     if matches!(over, Over::Signal) {
         // A service manager that ends us ends the shell, too.
         let _ = tokio::time::timeout(FAREWELL, followed.readable()).await;
@@ -283,14 +318,17 @@ enum Over {
 /// A lock that is held while the shell runs.
 struct Keeping<'a> {
     job: &'a Job,
+    client: &'a Client,
     shell: Pid,
     on_loss: OnLoss,
-    owner: &'a str,
     hold: Hold,
+    notice: Notice,
     /// How long before the end of the lease the shell is asked to end.
     grace: Duration,
     not_before: Instant,
     lost: Option<Loss>,
+    /// Whether the shell's stderr says so.
+    told: bool,
     /// The last signal that the shell was sent.
     sent: Option<Signal>,
 }
@@ -300,13 +338,21 @@ impl Keeping<'_> {
     async fn until_over(
         &mut self,
         shell: &Watched,
-        socket: &UnixListener,
+        requests: &mut Requests<'_>,
         signals: &mut Signals,
     ) -> Over {
         loop {
+            // Its deadline is past as soon as it is lost, and the reason is to be told.
+            if self.lost.is_none() {
+                self.lost = self.hold.lost().now_or_never();
+            }
+            if self.lost.is_some() {
+                self.tell().await;
+            }
             let next = self.next_signal();
             if let Some((signal, Duration::ZERO)) = next {
                 self.send(signal);
+                self.tell().await;
                 continue;
             }
             tokio::select! {
@@ -314,7 +360,7 @@ impl Keeping<'_> {
                 loss = self.hold.lost(), if self.lost.is_none() => self.lost = Some(loss),
                 () = shell.readable() => return Over::ShellEnded,
                 _ = signals.ending() => return Over::Signal,
-                asker = asked(socket, self.owner) => return Over::Asked(asker),
+                asker = requests.release() => return Over::Asked(asker),
                 () = pause(next.map(|(_, pause)| pause)) => {}
             }
         }
@@ -338,12 +384,44 @@ impl Keeping<'_> {
         }
     }
 
+    /// Reports the loss, once. A shell that was asked to end before its lease did has lost its
+    /// lock, too; what kept the lease from being renewed is then asked for.
+    async fn tell(&mut self) {
+        if std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        let job = self.job;
+        let (reason, why) = match &self.lost {
+            Some(loss) => (loss.reason, loss.why().map(told)),
+            None => {
+                // The kill, if one is due, does not wait.
+                let left = self.next_signal().map_or(ASKED, |(_, left)| left / 2);
+                let why = job.trouble(self.client, left.min(ASKED)).await;
+                (LossReason::Expired, why)
+            }
+        };
+        let mut lost = job.loss(self.hold.token(), reason, why);
+        let pid = self.shell.as_raw_pid();
+        lost.push_str(&match self.on_loss {
+            OnLoss::None => format!("; the shell (pid {pid}) goes on without it"),
+            OnLoss::Term | OnLoss::Kill => {
+                format!("; the shell (pid {pid}) and its commands were asked to end")
+            }
+        });
+        self.notice.find();
+        self.notice
+            .tell(job.lost_event(reason), Failure::Lost(lost))
+            .await;
+    }
+
     fn send(&mut self, signal: Signal) {
         self.sent = Some(signal);
-        signal_tree(self.shell, signal);
-        // A stopped process reacts only to KILL until it is resumed.
+        // Its stderr can be found only while it runs.
+        self.notice.find();
         if signal == Signal::TERM {
-            signal_tree(self.shell, Signal::CONT);
+            end_softly(self.shell);
+        } else {
+            signal_tree(self.shell, signal);
         }
     }
 
@@ -362,8 +440,13 @@ impl Keeping<'_> {
         let asked = self.sent.map(|_| LossReason::Expired);
         let why = self.lost.as_ref().and_then(|loss| loss.why()).map(told);
         if let Some(reason) = self.lost.map(|loss| loss.reason).or(asked) {
-            return Answer::Lost(job.lost(self.hold, reason, why));
+            let lost = job.loss(self.hold.token(), reason, why);
+            // An eviction completes when the evicted claim has left.
+            drop(self.hold);
+            self.notice.close().await;
+            return Answer::Lost(lost);
         }
+        self.notice.close().await;
         let token = self.hold.token();
         match self.hold.release().await {
             Ok(()) => Answer::Released,
@@ -376,6 +459,14 @@ impl Keeping<'_> {
     }
 }
 
+/// Asks a process and all that it started to end.
+fn end_softly(process: Pid) {
+    // A stopped process reacts only to KILL until it is resumed.
+    for signal in [Signal::TERM, Signal::CONT] {
+        signal_tree(process, signal);
+    }
+}
+
 async fn pause(time: Option<Duration>) {
     match time {
         Some(time) => tokio::time::sleep(time).await,
@@ -383,31 +474,79 @@ async fn pause(time: Option<Duration>) {
     }
 }
 
-/// Waits for a request to release. Requests for the owner are answered meanwhile.
-async fn asked(socket: &UnixListener, owner: &str) -> UnixStream {
-    loop {
-        let Ok((mut asker, _)) = socket.accept().await else {
-            // For example, no file descriptor is left.
-            tokio::time::sleep(BREATH).await;
-            continue;
-        };
-        let mut question = *WHO;
-        // A connection without a request only checks whether a holder listens.
-        if asker.read_exact(&mut question).await.is_err() {
-            continue;
+/// How long a connection may take for its request, which comes with it.
+const REQUEST: Duration = Duration::from_secs(2);
+
+/// How many connections are read at once. Only this user's processes can connect.
+const AT_ONCE: usize = 64;
+
+/// The requests to a holder. A connection that says nothing delays no other.
+struct Requests<'a> {
+    socket: &'a UnixListener,
+    owner: &'a str,
+    reading: FuturesUnordered<Reading>,
+}
+
+type Reading = Pin<Box<dyn Future<Output = Option<UnixStream>>>>;
+
+impl<'a> Requests<'a> {
+    fn new(socket: &'a UnixListener, owner: &'a str) -> Self {
+        Self {
+            socket,
+            owner,
+            reading: FuturesUnordered::new(),
         }
-        if question == *RELEASE {
-            tell(&mut asker, &Answer::Heard).await;
-            return asker;
+    }
+
+    /// Waits for a request to release. Requests for the owner are answered meanwhile.
+    ///
+    /// # Cancellation
+    /// No connection is lost: the next call goes on with it.
+    async fn release(&mut self) -> UnixStream {
+        loop {
+            tokio::select! {
+                Some(read) = self.reading.next(), if !self.reading.is_empty() => {
+                    if let Some(asker) = read {
+                        return asker;
+                    }
+                }
+                accepted = self.socket.accept(), if self.reading.len() < AT_ONCE => match accepted {
+                    Ok((asker, _)) => {
+                        let owner = self.owner.to_owned();
+                        self.reading.push(Box::pin(read(asker, owner)));
+                    }
+                    // For example, no file descriptor is left.
+                    Err(_) => tokio::time::sleep(BREATH).await,
+                },
+            }
         }
-        tell(&mut asker, &Answer::Owner(owner.to_owned())).await;
     }
 }
 
+/// Reads one request; returns the connection if it asks for the release.
+async fn read(mut asker: UnixStream, owner: String) -> Option<UnixStream> {
+    let answered = async {
+        let mut question = *WHO;
+        // A connection without a request only checks whether a holder listens.
+        asker.read_exact(&mut question).await.ok()?;
+        let release = question == *RELEASE;
+        let answer = if release {
+            Answer::Heard
+        } else {
+            Answer::Owner(owner)
+        };
+        tell(&mut asker, &answer).await;
+        release.then_some(())
+    };
+    let release = tokio::time::timeout(REQUEST, answered).await.ok().flatten();
+    release.map(|()| asker)
+}
+
 /// Answers requests while the lock is not held yet.
-async fn refuse(socket: &UnixListener, owner: &str) -> Infallible {
+async fn refuse(requests: &mut Requests<'_>) -> Infallible {
     loop {
-        tell(&mut asked(socket, owner).await, &Answer::NotHeld).await;
+        let mut asker = requests.release().await;
+        tell(&mut asker, &Answer::NotHeld).await;
     }
 }
 

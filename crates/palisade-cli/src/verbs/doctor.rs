@@ -19,7 +19,8 @@ const ROUND_TRIPS: usize = 9;
 
 /// Check an engine: capabilities, latency and unsafe settings
 ///
-/// It only reads. The exit code is 1 if a finding is a danger: exclusion or tokens can break.
+/// It only reads. The exit code is 1 if a finding is a danger: exclusion or tokens can break, or
+/// nobody can lock.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade doctor\n  \
     palisade doctor --url redis://localhost --json\n\n\

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use serde_json::json;
 
-use crate::args::Global;
+use crate::args::{Global, parse_name};
 use crate::exit::{Failure, Verdict};
 use crate::guardian::Terms;
 use crate::job::Connected;
@@ -32,6 +32,7 @@ use crate::traces::traced;
 )]
 pub(crate) struct Elect {
     /// The name of the election
+    #[arg(value_parser = parse_name)]
     name: String,
     /// A value for others to read, such as the leader's address; `palisade leader` shows it
     #[arg(long, value_name = "V")]

@@ -38,7 +38,7 @@ enum What {
 ///
 /// A check that is separate from the write is advisory: the process can be paused between the two,
 /// while a newer holder writes. Only storage that compares the token in the same step as its write
-/// is safe.
+/// is safe. If the write depends on what is read, check with --accept before the read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     palisade run stock -- sh -c 'palisade fence check stock $PALISADE_TOKEN --accept && ./write'\n  \

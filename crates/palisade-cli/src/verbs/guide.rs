@@ -61,6 +61,9 @@ struct Answer {
     lacking: Vec<&'static str>,
     advice: Option<Advice>,
     others: Vec<Other>,
+    /// An engine that would do if the storage compared the tokens.
+    #[serde(skip)]
+    fenced: Option<&'static str>,
 }
 
 /// The engine to use.
@@ -69,7 +72,8 @@ struct Advice {
     engine: &'static str,
     url: String,
     ttl_ms: u64,
-    class: String,
+    /// `None` if it is not known: that of the engine behind a gateway.
+    class: Option<String>,
     why: Vec<String>,
     #[serde(skip)]
     requires: &'static str,
@@ -81,6 +85,8 @@ struct Other {
     engine: &'static str,
     fits: bool,
     why: Vec<String>,
+    #[serde(skip)]
+    depends: bool,
 }
 
 impl Guide {
@@ -206,15 +212,26 @@ fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) 
     let other = |info: &&EngineInfo| {
         let mut why = unmet(info);
         let fits = why.is_empty();
-        let class = info.capability.class;
         match (fits, there(info)) {
             (true, false) => why.push(format!("would need {}", info.needs)),
-            (true, true) => why.push(format!("class {class}: {}", meaning(class))),
+            (true, true) => why.push(class_of(info)),
             (false, _) => {}
         }
-        let engine = info.name;
-        Other { engine, fits, why }
+        Other {
+            engine: info.name,
+            fits,
+            why,
+            depends: needs::is_gateway(info),
+        }
     };
+    let fails_only = |info: &EngineInfo, word: &str| {
+        let mut unmet = needs.iter().filter(|need| !(need.fits)(info));
+        unmet.next().is_some_and(|need| need.word == word) && unmet.next().is_none()
+    };
+    let fenced = ranked.iter().find(|info| {
+        let tokens = info.capability.tokens != Tokens::None;
+        there(info) && tokens && !needs::is_gateway(info) && fails_only(info, "correctness")
+    });
     let lacks = |have: &&&str| !infos.iter().any(|info| is_of(info, have));
     Answer {
         needs: needs.iter().map(|need| need.word).collect(),
@@ -226,7 +243,17 @@ fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) 
             .skip(usize::from(chosen.is_some()))
             .map(other)
             .collect(),
+        fenced: fenced.map(|info| info.name),
     }
+}
+
+/// Its class, and what that means.
+fn class_of(info: &EngineInfo) -> String {
+    let class = info.capability.class;
+    if needs::is_gateway(info) {
+        return "class: that of the engine behind it".to_owned();
+    }
+    format!("class {class}: {}", meaning(class))
 }
 
 impl Advice {
@@ -247,9 +274,8 @@ impl Advice {
             let seconds = ttl.as_secs();
             format!("{}{sign}ttl={seconds}s", info.example)
         };
-        let class = capability.class;
         let mut why: Vec<String> = needs.iter().map(|need| need.says(info)).collect();
-        why.push(format!("class {class}: {}", meaning(class)));
+        why.push(class_of(info));
         why.push(if leads {
             format!("ttl {shown}: a leader that is cut off is replaced after this time")
         } else {
@@ -259,7 +285,7 @@ impl Advice {
             engine: info.name,
             url,
             ttl_ms: ttl.as_millis() as u64,
-            class: class.to_string(),
+            class: (!needs::is_gateway(info)).then(|| capability.class.to_string()),
             why,
             requires: info.needs,
         }
@@ -284,11 +310,24 @@ impl Answer {
                 "No engine of this build meets all of these needs with what you have.\n".to_owned()
             }
         };
+        if let (None, Some(engine)) = (&self.advice, self.fenced) {
+            text.push_str(&format!(
+                "\nNearest is {engine} with a fence: if clocks are wrong or data is lost, two may \
+                 hold the\nlock, and storage that compares the fencing token in the step that \
+                 writes refuses the\nlate one (docs/fences.md). Without a fence, use an engine \
+                 that fits.\n"
+            ));
+        }
         if !self.others.is_empty() {
             text.push_str("\nThe others:\n");
         }
-        for Other { engine, fits, why } in &self.others {
-            let fits = if *fits { "fits too" } else { "no" };
+        for other in &self.others {
+            let Other { engine, why, .. } = other;
+            let fits = match (other.fits, other.depends) {
+                (true, _) => "fits too",
+                (false, true) => "depends",
+                (false, false) => "no",
+            };
             text.push_str(&format!("- {engine} ({fits}): {}\n", why.join("; ")));
         }
         for lacking in &self.lacking {

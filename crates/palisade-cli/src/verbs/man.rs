@@ -13,13 +13,13 @@ use crate::view::shown;
 /// Print a manual page, or write all of them into a directory
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  palisade man | man -l -\n  palisade man run | man -l -\n  \
+    after_help = "Examples:\n  palisade man | man -l -\n  palisade man run | man -l -\n  palisade man queue work | man -l -\n  \
     palisade man --out ~/.local/share/man/man1"
 )]
 pub(crate) struct Man {
-    /// The verb to print the page of [default: palisade itself]
+    /// The verb to print the page of, and the part of it [default: palisade itself]
     #[arg(conflicts_with = "out")]
-    verb: Option<String>,
+    verb: Vec<String>,
     /// Write one page for each verb into this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -31,7 +31,7 @@ impl Man {
         collect(Args::command(), None, &mut pages)?;
         match self.out {
             Some(out) => write_all(&out, &pages, global),
-            None => print(self.verb.as_deref(), &pages, global),
+            None => print(&self.verb.join("-"), &pages, global),
         }
     }
 }
@@ -60,19 +60,19 @@ fn collect(command: Command, above: Option<&str>, pages: &mut Vec<Page>) -> io::
     Ok(())
 }
 
-fn print(verb: Option<&str>, pages: &[Page], global: &Global) -> Verdict {
+fn print(verb: &str, pages: &[Page], global: &Global) -> Verdict {
     let wanted = match verb {
-        None => "palisade".to_owned(),
-        Some(verb) => format!("palisade-{}", verb.replace(' ', "-")),
+        "" => "palisade".to_owned(),
+        verb => format!("palisade-{}", verb.replace(' ', "-")),
     };
     let Some((name, page)) = pages.iter().find(|(name, _)| *name == wanted) else {
         let names = pages.iter().filter_map(|(name, _)| name.split_once('-'));
         let names: Vec<_> = names.map(|(_, verb)| verb).collect();
-        let hint = match palisade::command::nearest(verb.unwrap_or_default(), names) {
-            Some(near) => format!("did you mean {near}?"),
+        let hint = match palisade::command::nearest(verb, names) {
+            Some(near) => format!("did you mean {}?", near.replace('-', " ")),
             None => "`palisade --help` lists the verbs".to_owned(),
         };
-        let verb = shown(verb.unwrap_or_default());
+        let verb = shown(&verb.replace('-', " "));
         return Err(Failure::Usage(format!("there is no verb {verb}; {hint}")));
     };
     let page = String::from_utf8_lossy(page).into_owned();

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use crate::args::Global;
+use crate::args::{Global, parse_name};
 use crate::exit::Verdict;
 use crate::guardian::Terms;
 use crate::job::Connected;
@@ -28,6 +28,7 @@ use crate::traces::traced;
 )]
 pub(crate) struct Run {
     /// The name of the lock
+    #[arg(value_parser = parse_name)]
     name: String,
     #[command(flatten)]
     lock: LockArgs,

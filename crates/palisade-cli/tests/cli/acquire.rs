@@ -1,6 +1,8 @@
 //! `acquire` and `release`: a lock that spans the commands of a script.
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -11,6 +13,7 @@ use serde_json::Value;
 use crate::contract::{self, HELD, RELEASED};
 use crate::redis::Redis;
 use crate::support::*;
+use crate::terminal::Session;
 
 /// The common shells that are installed here.
 fn shells() -> Vec<&'static str> {
@@ -229,6 +232,28 @@ fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
     assert_eq!(other.code(), Some(0));
 }
 
+/// A process of this user connects to the holder, and is stopped or hangs.
+#[test]
+fn silent_connections_hold_up_no_release() {
+    let store = Store::new();
+    let text = "palisade acquire x; read line; palisade release x; echo $?";
+    let mut running = Running::start(script(&store, "sh", text));
+    running.line();
+    let sockets = std::fs::read_dir(store.path("run/palisade")).unwrap();
+    let sockets: Vec<_> = sockets.map(|socket| socket.unwrap().path()).collect();
+    let silent = || UnixStream::connect(&sockets[0]).unwrap();
+    let mut silent: Vec<UnixStream> = (0..20).map(|_| silent()).collect();
+    // One of them began to say something.
+    silent[7].write_all(b"rel").unwrap();
+    let begun = Instant::now();
+    running.write("go\n");
+    assert_eq!(running.line(), "0");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    drop(silent);
+    assert_nothing_left(&store);
+}
+
 #[test]
 fn json_says_who_holds_it_and_for_whom() {
     let store = Store::new();
@@ -255,12 +280,18 @@ fn json_says_who_holds_it_and_for_whom() {
 fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
     let store = Store::new();
     let held = store.hold("x", &[]);
+    let owner = store.lines()[0]["holders"][0]["owner"].clone();
+    let owner = owner.as_str().unwrap();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = closed.local_addr().unwrap();
     drop(closed);
     for (args, expected, word) in [
-        ("x --no-wait", 75, "held by someone else"),
-        ("x --wait 200ms", 75, "not free within"),
+        ("x --no-wait", 75, &*format!("x is held by {owner} on ")),
+        (
+            "x --wait 200ms",
+            75,
+            &format!("not free within 200ms; it is held by {owner} on "),
+        ),
         ("x --no-wait -E 9", 9, ""),
         ("x --no-wait --url nosuch://me:hunter2@h", 78, "nosuch"),
         ("y --ttl 1ms", 2, "too short"),
@@ -331,9 +362,9 @@ fn a_caller_that_is_ended_leaves_nothing() {
 }
 
 #[test]
-fn the_holder_keeps_nothing_of_the_script() {
+fn the_holder_keeps_nothing_of_the_script_but_its_stderr() {
     let store = Store::new();
-    let text = "exec 9>mine; palisade acquire x -q; echo ready; read line";
+    let text = "exec 9>mine; palisade acquire x -q 2>&9; echo ready; read line";
     let mut running = Running::start(script(&store, "sh", text));
     running.line();
     let pid = holder_pid(&store);
@@ -361,7 +392,8 @@ fn release_tells_of_a_loss() {
     for shell in shells() {
         for (ending, word) in [
             ("evict", "evicted"),
-            ("evict --force", "taken away"),
+            // The holder may learn of it by its own release.
+            ("evict --force", "lost x"),
             ("KILL", "killed"),
         ] {
             let store = Store::new();
@@ -440,6 +472,143 @@ fn a_lease_that_runs_out_ends_the_shell_first() {
     let output = running.end();
     assert_eq!(output.status.signal(), Some(9), "{output:?}");
     assert!(stopped.elapsed() < ttl, "{:?}", stopped.elapsed());
+    output.says("palisade: lost x (token ");
+    // With its cause.
+    output.says("): its lease was not renewed in time (");
+}
+
+/// What a script does to its stderr, and the file that it is then.
+const STDERRS: &[(&str, Option<&str>)] = &[
+    ("palisade acquire -q x", None),
+    ("palisade acquire x >token", None),
+    ("token=$(palisade acquire x)", None),
+    ("all=$(palisade acquire x 2>&1)", None),
+    ("palisade acquire -q x 2>/dev/null", None),
+    ("( palisade acquire -q x 2>&1 ) | cat", None),
+    ("exec 2>log; palisade acquire -q x", Some("log")),
+    (
+        "exec 2>log; echo before >&2; palisade acquire -q x",
+        Some("log"),
+    ),
+    ("palisade acquire -q x; exec 2>>log", Some("log")),
+    (
+        "exec 2>log; palisade acquire -q x; rm log; exec 2>>other",
+        Some("other"),
+    ),
+];
+
+#[test]
+fn a_lost_lock_is_told_where_the_stderr_of_the_script_goes() {
+    for shell in shells() {
+        for (form, file) in STDERRS {
+            let store = Store::new();
+            // Its own words come after ours, and nothing is overwritten.
+            let text = format!(
+                "trap 'echo behind >&2; exit 3' TERM; {form}; echo ready; while :; do sleep 0.02; done"
+            );
+            let mut running = Running::start(script(&store, shell, &text));
+            running.line();
+            assert_eq!(store.code("evict x --force"), Some(0));
+            let output = running.end();
+            output.is(3);
+            let said = match file {
+                None => output.err(),
+                Some(file) => std::fs::read_to_string(store.path(file)).unwrap(),
+            };
+            let told: Vec<_> = said
+                .lines()
+                .filter(|line| line.contains("lost x"))
+                .collect();
+            assert_eq!(told.len(), 1, "{shell}: {form}: {said:?}");
+            for part in [
+                "palisade: lost x (token ",
+                "it was taken away",
+                "asked to end",
+            ] {
+                assert!(told[0].contains(part), "{shell}: {form}: {said:?}");
+            }
+            for own in ["before", "behind"] {
+                let writes = own == "behind" || form.contains(own);
+                assert_eq!(said.contains(own), writes, "{shell}: {form}: {said:?}");
+            }
+            assert_nothing_left(&store);
+        }
+    }
+}
+
+/// A socket, as of a service manager, and a terminal: neither can be opened again.
+#[test]
+fn a_lost_lock_is_told_to_sockets_terminals_and_programs() {
+    let store = Store::new();
+    let text = "palisade acquire -q x; echo; exec sleep 60";
+    let (ours, its) = UnixStream::pair().unwrap();
+    let mut command = script(&store, "sh", text);
+    command.stderr(std::os::fd::OwnedFd::from(its));
+    let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+    drop(command);
+    let mut out = Pipe::of(process.stdout.take().unwrap());
+    out.see("\n");
+    assert_eq!(store.code("evict x --force"), Some(0));
+    let said = Pipe::of(ours).see("asked to end\n");
+    assert!(said.contains("lost x (token "), "{said}");
+    assert_eq!(wait(&mut process).signal(), Some(15));
+
+    let store = Store::new();
+    std::fs::create_dir_all(store.path("run")).unwrap();
+    let line = format!(
+        "XDG_RUNTIME_DIR={} sh -c '$PALISADE acquire -q x; echo re''ady; exec sleep 60'",
+        store.path("run").display()
+    );
+    let mut session = Session::start(&store, &line);
+    session.see("ready");
+    assert_eq!(store.code("evict x --force"), Some(0));
+    session.see("lost x (token ");
+    session.see("asked to end");
+
+    // As JSON, with the event of `run`, and to those who go on, too.
+    let store = Store::new();
+    let text = "palisade acquire --json x --on-loss none; echo; read line; exit 4";
+    let mut running = Running::start(script(&store, "sh", text));
+    running.line();
+    running.line();
+    assert_eq!(store.code("evict x --force"), Some(0));
+    let acquired = running.stderr_line();
+    contract::read(&acquired, contract::event("acquired"));
+    let lost = contract::read(&running.stderr_line(), contract::event("lost"));
+    assert_eq!(lost["reason"], "taken");
+    let error = contract::read(&running.stderr_line(), contract::ERROR);
+    assert_eq!(error["error"]["code"], "lost");
+    running.write("go\n");
+    running.end().is(4).silent();
+}
+
+/// A pipe that nobody reads must not keep the shell running without its lock.
+#[test]
+fn a_full_pipe_does_not_hold_back_the_end_of_the_shell() {
+    let store = Store::new();
+    let text = "palisade acquire -q x --ttl 60s; head -c 65536 /dev/zero >&2; echo; exec sleep 300";
+    let mut command = script(&store, "sh", text);
+    let mut process = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = Pipe::of(process.stdout.take().unwrap());
+    out.see("\n");
+    assert_eq!(store.code("evict x --force"), Some(0));
+    assert_eq!(wait(&mut process).signal(), Some(15));
+    assert_nothing_left(&store);
+}
+
+/// A defect of the process that holds the lock is a loss.
+#[test]
+fn a_holder_that_fails_ends_the_shell() {
+    let store = Store::new();
+    let text = "PALISADE_TEST_PANIC=1 palisade acquire -q x; exec sleep 300";
+    let output = finish(script(&store, "sh", text));
+    assert_eq!(output.status.signal(), Some(15), "{output:?}");
+    output.says("lost x: the process that held it failed");
+    until("the lock is free", || store.lines().is_empty());
 }
 
 #[test]

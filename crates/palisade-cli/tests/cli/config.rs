@@ -71,7 +71,11 @@ fn refused(output: &Ran, word: &str) {
 #[test]
 fn the_flag_beats_the_environment_beats_the_file_beats_the_default() {
     let home = Home::new();
-    assert_eq!(home.shows("", &[], "url"), ["file:", "default"]);
+    let default = home.url("state/palisade");
+    assert_eq!(home.shows("", &[], "url"), [&default, "default"]);
+    // Nobody knows where it is.
+    let nowhere = [("XDG_STATE_HOME", ""), ("HOME", "")];
+    assert_eq!(home.shows("", &nowhere, "url"), ["file:", "default"]);
     let (file, variable, flag) = (home.url("file"), home.url("variable"), home.url("flag"));
     home.write(FILE, &format!("url = '{file}'"));
     assert_eq!(home.shows("", &[], "url"), [&file, "file"]);
@@ -144,7 +148,7 @@ fn the_defaults_of_the_file_are_in_force() {
     // The command line has priority.
     home.soon("run x --no-wait -- echo no")
         .is(75)
-        .says("held by someone else");
+        .says("x is held by ");
     let mut waits = Running::start(home.palisade("run x --wait forever -- echo mine", &[]));
     assert!(waits.stderr_line().contains("waiting for x"));
     held.close_stdin();

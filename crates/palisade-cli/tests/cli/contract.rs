@@ -53,7 +53,7 @@ const TTL: Is = "min:number max:number step:number";
 const FINDING: Is = "severity:info|warning|danger code:text message:text remedy:text";
 pub(crate) const ADVICE: Is =
     "needs:[text] have:[text] lacking:[text] advice:ADVISED? others:[OTHER]";
-const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C why:[text]";
+const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C? why:[text]";
 const OTHER: Is = "engine:text fits:bool why:[text]";
 pub(crate) const PUSHED: Is = "queue:text id:text duplicate:bool";
 pub(crate) const QUEUES: Is = "[QUEUE]";
@@ -101,7 +101,7 @@ fn named(name: &str) -> Is {
 pub(crate) fn event(word: &str) -> Is {
     match word {
         "unreachable" | "not_released" => "event:text name:text message:text",
-        "waiting" => "event:text name:text holders:[HOLDER]",
+        "waiting" => "event:text name:text holders:[HOLDER] message:text?",
         "acquired" => "event:text name:text token:digits owner:text engine:text waited_ms:number",
         "ttl_rounded" => "event:text name:text asked_ms:figure ttl_ms:number",
         "exposed_password" | "no_traces" | "visible_password" => "event:text message:text",

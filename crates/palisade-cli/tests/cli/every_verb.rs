@@ -83,6 +83,38 @@ fn help_has_examples() {
     assert!(!store.path("store").exists(), "none of this opened a store");
 }
 
+/// Whatever follows `palisade` in a help text is a verb that there is, with options that it has.
+#[test]
+fn examples_are_of_verbs_and_options_that_exist() {
+    let store = Store::new();
+    let parts = [
+        "queue push",
+        "queue work",
+        "queue show",
+        "fence check",
+        "config show",
+        "serve token",
+    ];
+    for verb in verbs().into_iter().chain(parts.map(str::to_owned)) {
+        let help = store.soon(&format!("{verb} --help")).is(0).out();
+        let (_, examples) = help.split_once("Example").unwrap();
+        let lines = examples
+            .lines()
+            .skip(1)
+            .take_while(|line| line.starts_with("  "));
+        for example in lines.flat_map(|line| line.split("palisade ").skip(1)) {
+            // What the shell or the command would get is not ours.
+            let end = |word: &&str| !["--", "|", "||", "&&", ">"].contains(word);
+            let words = example.split_whitespace().take_while(end);
+            let words: Vec<_> = words
+                .map(|word| word.trim_end_matches([')', ';']))
+                .collect();
+            let verb = words.join(" ").replace("$PALISADE_TOKEN", "1");
+            store.soon(&format!("{verb} --help")).is(0);
+        }
+    }
+}
+
 #[test]
 fn an_unknown_flag_is_usage() {
     let store = Store::new();
@@ -143,6 +175,15 @@ fn samples_end_as_they_should() {
             into_closed_pipe(store.palisade(*args)).is(0).silent();
             let json = format!("--json {args}");
             into_closed_pipe(store.palisade(&json)).is(0).silent();
+            // What can't be written is a failure, and told.
+            for args in [*args, &json] {
+                let prints = store.ran(args).out() != "";
+                let full = finish(in_shell("exec >/dev/full", &store.palisade(args)));
+                full.is(if prints { 74 } else { *expected });
+                if prints && args.starts_with("--json") {
+                    assert_eq!(full.error()["code"], "output", "{args}");
+                }
+            }
         }
         store.assert_empty();
     }
@@ -180,6 +221,106 @@ fn a_bad_url_is_78_for_all_that_ask_an_engine() {
             assert!(!output.is(78).err().contains("hunter2"), "{output:?}");
         }
     }
+}
+
+/// Every way to fail has its exit code and its word, in one JSON object.
+#[test]
+fn errors_are_json_wherever_they_come_from() {
+    let store = Store::new();
+    let nobody = "redis://127.0.0.1:1?connect_timeout=1s&timeout=1s";
+    let below_a_file = "file:/dev/null/store";
+    for (args, code, word) in [
+        ("run", 2, "invalid_argument"),
+        ("run x -- true --json", 0, ""),
+        ("acquire", 2, "invalid_argument"),
+        ("acquire x --pid 0", 2, "invalid_argument"),
+        ("acquire x --pid -1", 2, "invalid_argument"),
+        ("release x --pid 2147483647", 2, "invalid_argument"),
+        ("run x --ttl 1 -- true", 2, "invalid_argument"),
+        ("resize x 0", 2, "invalid_argument"),
+        ("resize x 4294967296", 2, "invalid_argument"),
+        ("resize x -1", 2, "invalid_argument"),
+        ("fence check x 0", 2, "invalid_argument"),
+        ("fence check x 9223372036854775808", 2, "invalid_argument"),
+        ("fence check x abc", 2, "invalid_argument"),
+        ("top", 2, "invalid_argument"),
+        ("guide", 2, "invalid_argument"),
+        ("completions tcsh", 2, "invalid_argument"),
+        ("help nothing", 2, "invalid_argument"),
+        ("man nothing", 2, "invalid_argument"),
+        ("bench --seconds 0", 2, "invalid_argument"),
+        ("bench --count 0", 2, "invalid_argument"),
+        ("bench --waiters 0", 2, "invalid_argument"),
+        ("queue show q --limit -1", 2, "invalid_argument"),
+        ("queue push q /nothing/there", 2, "invalid_argument"),
+        ("serve --listen nowhere", 2, "invalid_argument"),
+        ("serve --max-claims -1", 2, "invalid_argument"),
+        ("schema mysql", 2, "invalid_argument"),
+        ("evict x --id", 2, "invalid_argument"),
+        ("run x -- ./nothing", 127, "command_not_found"),
+        ("run x -- /dev/null", 126, "command_not_executable"),
+        ("elect x -- ./nothing", 127, "command_not_found"),
+        ("--url memory: run x -- true", 77, "unsupported"),
+        ("--url memory: elect x", 77, "unsupported"),
+        ("--url memory: queue ls", 77, "unsupported"),
+        ("--url memory: fence check x 1", 77, "unsupported"),
+        ("--url NOBODY run x --no-wait -- true", 69, "unreachable"),
+        (
+            "--url NOBODY acquire x --no-wait --pid PID",
+            69,
+            "unreachable",
+        ),
+        ("--url NOBODY ls", 69, "unreachable"),
+        ("--url NOBODY show x", 69, "unreachable"),
+        ("--url NOBODY leader x", 69, "unreachable"),
+        ("--url NOBODY deadlocks", 69, "unreachable"),
+        ("--url NOBODY evict x", 69, "unreachable"),
+        ("--url NOBODY resize x 2", 69, "unreachable"),
+        ("--url NOBODY fence check x 1", 69, "unreachable"),
+        ("--url NOBODY doctor", 69, "unreachable"),
+        ("--url NOBODY bench --seconds 0.01", 69, "unreachable"),
+        ("--url NOBODY queue push q --body x", 69, "unreachable"),
+        ("--url NOBODY queue ls", 69, "unreachable"),
+        (
+            "--url NOBODY serve --no-port --socket SOCKET",
+            69,
+            "unreachable",
+        ),
+        ("--url BELOW run x -- true", 78, "config"),
+        ("--url BELOW ls", 78, "config"),
+        ("--url BELOW queue ls", 78, "config"),
+        ("serve --no-port --socket /dev/null/socket", 78, "config"),
+        (
+            "serve --no-port --socket SOCKET --access /nothing",
+            78,
+            "config",
+        ),
+        (
+            "serve --no-port --socket SOCKET --audit /nothing/x",
+            78,
+            "config",
+        ),
+        ("man --out /dev/null/pages", 74, "output"),
+    ] {
+        let args = args
+            .replace("NOBODY", nobody)
+            .replace("BELOW", below_a_file);
+        let args = args.replace("PID", &std::process::id().to_string());
+        let args = args.replace("SOCKET", store.path("run/gateway.sock").to_str().unwrap());
+        let output = store.soon(&format!("--json {args}"));
+        assert!(!output.err().contains("panicked"), "{output:?}");
+        if code == 0 {
+            output.is(0);
+            continue;
+        }
+        let error = output.is(code).wrote("").error();
+        assert_eq!(error["code"], word, "{args}: {error}");
+        assert_ne!(error["message"], "", "{args}");
+        // And for people.
+        let said = store.soon(&args);
+        said.is(code).wrote("").says("palisade: ");
+    }
+    store.assert_empty();
 }
 
 #[test]

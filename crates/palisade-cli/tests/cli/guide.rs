@@ -69,6 +69,33 @@ fn nothing_that_fits_is_no() {
     assert!(text.starts_with("No engine"), "{text}");
 }
 
+/// Class C with a fence is what somebody can do who has nothing else; and a gateway has no class.
+#[test]
+fn what_comes_near_is_said() {
+    let store = Store::new();
+    let needs = "--need correctness,many-machines --have";
+    let about = |have: &str, name: &str| {
+        let answer = answer(&store, &format!("{needs} {have}"), 1);
+        let mut others = answer["others"].as_array().unwrap().iter();
+        let other = others.find(|other| other["engine"] == name).unwrap();
+        other["why"].to_string()
+    };
+    assert!(about("redis", "redis").contains("a fence refuses a late writer"));
+    let gateway = about("gateway", "gateway");
+    assert!(
+        gateway.contains("the engine behind it decides"),
+        "{gateway}"
+    );
+    assert!(!gateway.contains("class C"), "{gateway}");
+    let text = |have: &str| store.soon(&format!("guide {needs} {have}")).is(1).out();
+    assert!(text("redis").contains("\nNearest is redis with a fence"));
+    assert!(!text("gateway").contains("Nearest"));
+    assert!(text("gateway").contains("- gateway (depends): "));
+    let advised = answer(&store, "--need waiters,many-machines --have gateway", 0);
+    assert_eq!(advised["advice"]["engine"], "gateway");
+    assert_eq!(advised["advice"]["class"], Value::Null);
+}
+
 #[test]
 fn for_people_it_says_why() {
     let store = Store::new();

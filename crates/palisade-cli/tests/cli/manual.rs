@@ -29,6 +29,14 @@ fn completions_know_every_verb_and_are_shell() {
     bash.args(["-c", line, "bash"]).arg(&path);
     finish(bash).wrote("elect\n");
     store.soon("completions tcsh").is(2);
+    // Those that are installed here can read theirs.
+    for shell in ["bash", "zsh", "fish"] {
+        let path = store.path(&format!("completions.{shell}"));
+        std::fs::write(&path, store.ran(&["completions", shell]).out()).unwrap();
+        if let Ok(read) = Command::new(shell).arg("-n").arg(&path).output() {
+            Ran(read).is(0).silent();
+        }
+    }
 }
 
 #[test]
@@ -54,6 +62,16 @@ fn every_verb_has_a_page_with_its_examples() {
     let page = store.soon("man run --json").json(contract::PAGE);
     assert_eq!(page["page"], "palisade-run");
     store.soon("man rnu").is(2);
+    let work = std::fs::read_to_string(out.join("palisade-queue-work.1")).unwrap();
+    for words in [
+        &["man", "queue", "work"][..],
+        &["man", "queue work"],
+        &["man", "queue-work"],
+    ] {
+        store.soon(words).is(0).wrote(&work);
+    }
+    store.soon("man queue wrk").is(2).says("queue work?");
+    store.soon("man queue work x").is(2).says("no verb");
     // Formatted without a complaint, where there is something to format with.
     let mut groff = Command::new("groff");
     groff
@@ -68,6 +86,33 @@ fn every_verb_has_a_page_with_its_examples() {
         .soon(&format!("man --out {}", file.display()))
         .is(74)
         .says("file");
+}
+
+/// The options that every verb has come after its own, under a heading of theirs.
+#[test]
+fn options_of_all_verbs_are_last_in_every_help() {
+    let store = Store::new();
+    let parts = [
+        "queue push",
+        "queue work",
+        "fence check",
+        "config show",
+        "serve token",
+    ];
+    let parts = parts.into_iter().map(str::to_owned);
+    for verb in verbs().into_iter().chain(parts) {
+        for flag in ["-h", "--help"] {
+            let help = store.soon(&format!("{verb} {flag}")).is(0).out();
+            let (own, global) = help.split_once("\nGlobal options:\n").expect(&verb);
+            let starts = |text: &str, option: &str| {
+                text.lines()
+                    .any(|line| line.trim_start().starts_with(option))
+            };
+            for option in ["--url", "--json"] {
+                assert!(!starts(own, option) && starts(global, option), "{help}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -127,6 +127,8 @@ fn events_have_the_keys_of_the_contract() {
             "{\"event\":\"unreachable\",\"message\"}",
             "{\"event\":\"noisy\"",
             "{\"event\":\"serving\"",
+            "{\"event\":\"warning\"",
+            "{\"event\":\"ended_at_once\"",
         ];
         if !own.iter().any(|own| object.starts_with(own)) {
             assert_eq!(

@@ -1,7 +1,9 @@
 //! `palisade queue` on the embedded store: input, answers, exit codes and events. What workers do
 //! on every store, killed and stopped, is in the testkit (`tests/queue/command.rs`).
 
+use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -63,6 +65,10 @@ fn bad_input_is_usage_and_says_why() {
         ("push q --delay 5000d", "ten years"),
         ("push q --lines --id x", "--lines"),
         ("push q no/such/file", "No such file"),
+        ("push q hello", "write it after --body"),
+        ("push q hello world", "--body 'hello world'"),
+        ("push q hello --body hello", "--body"),
+        ("push q --lines --body hello", "--body"),
         ("push q /", "Is a directory"),
         ("work q", "CMD"),
         ("work q true", "palisade queue work NAME -- CMD"),
@@ -186,6 +192,24 @@ fn answers_are_documents() {
         .ran("queue drop q --all")
         .is(0)
         .wrote("5 messages removed\n");
+}
+
+#[test]
+fn a_message_can_be_an_argument_and_is_asked_for_at_a_terminal() {
+    let store = Store::new();
+    for (id, body) in [("text", &b"-a \xff"[..]), ("nothing", b"")] {
+        let mut command = store.palisade(&format!("queue push q --id {id} --body"));
+        command.arg(OsStr::from_bytes(body));
+        finish(command).is(0).wrote(&format!("{id}\n"));
+        let shown = store.ran(&format!("queue show q {id} --body"));
+        assert_eq!(shown.is(0).stdout, body);
+    }
+    let mut session = Session::start(&store, "$PALISADE queue push q --id typed");
+    session.see("Ctrl-D");
+    session.press("hello\n\x04");
+    session.see("typed");
+    assert_eq!(session.code(), Some(0));
+    store.ran("queue show q typed --body").wrote("hello\n");
 }
 
 #[test]

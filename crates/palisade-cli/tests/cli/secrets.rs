@@ -29,6 +29,30 @@ fn no_part_of_a_password_is_in_any_message() {
     }
 }
 
+/// What a command gets of our own secrets: nothing; a URL is passed on, or it would use another
+/// engine.
+#[test]
+fn a_token_is_not_passed_on_to_the_command() {
+    let store = Store::new();
+    store.ran("queue push q --body x").is(0);
+    for verb in ["run x", "elect x", "queue work q --drain"] {
+        let mut command = store.palisade(&format!("{verb} -- env"));
+        command.env("PALISADE_GATEWAY_TOKEN", "hunter2");
+        let output = finish(command);
+        let said = output.is(0).out();
+        assert!(!said.contains("hunter2"), "{verb}: {said}");
+        assert!(said.contains(&format!("PALISADE_URL={}\n", store.url())));
+        // Its own way to pass it on.
+        let mut command = store.palisade(&format!("{verb} -- sh -c"));
+        command.arg("PALISADE_GATEWAY_TOKEN=$OURS env");
+        command.env("OURS", "hunter2");
+        store.ran("queue push q --body x").is(0);
+        let said = finish(command).is(0).out();
+        assert!(said.contains("PALISADE_GATEWAY_TOKEN=hunter2\n"));
+        store.ran("queue push q --body x").is(0);
+    }
+}
+
 #[test]
 fn a_password_is_not_in_the_list_of_processes() {
     let store = Store::new();

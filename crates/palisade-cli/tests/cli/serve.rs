@@ -200,3 +200,191 @@ fn a_client_that_is_gone_loses_all_by_its_ttl() {
     assert_eq!(store.lines().len(), 10);
     until("all are released", || store.lines().is_empty());
 }
+
+/// Whoever fails to start changes nothing for the one that serves.
+#[test]
+fn a_second_gateway_leaves_the_token_of_the_first() {
+    let store = Store::new();
+    let serving = Serving::start(&store, "");
+    let file = PathBuf::from(serving.said["token_file"].as_str().unwrap());
+    let token = std::fs::read_to_string(&file).unwrap();
+    let mut second = store.palisade("serve --listen 127.0.0.1:0");
+    second.arg("--socket").arg(&serving.socket);
+    assert!(finish(second).is(78).err().contains("another gateway"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), token);
+    // The same if its port is taken.
+    let url = serving.said["url"].as_str().unwrap();
+    let taken = url.strip_prefix("http://").unwrap();
+    let mut second = store.palisade(&format!("serve --listen {taken}"));
+    second
+        .arg("--socket")
+        .arg(file.with_file_name("other.sock"));
+    assert!(finish(second).is(78).err().contains("another gateway"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), token);
+}
+
+/// A client may hold something for a day; its operator need not wait for that.
+#[test]
+fn a_second_signal_ends_it_and_says_what_stays() {
+    let store = Store::new();
+    let serving = Serving::start(&store, "");
+    let secret = serving.session("24h");
+    let claim = |name: &str, id: &str| json!({"name": name, "id": id, "queue": true});
+    assert_eq!(
+        serving
+            .ask("/v1/claims", Some(&secret), &claim("x", "held"))
+            .0,
+        200
+    );
+    assert_eq!(
+        serving
+            .ask("/v1/claims", Some(&secret), &claim("x", "waits"))
+            .0,
+        202
+    );
+    serving.running.signal("TERM");
+    until("it drains", || {
+        serving.ask("/v1/sessions", None, &json!({})).0 == 503
+    });
+    let began = Instant::now();
+    serving.running.signal("TERM");
+    let ended = serving.running.end();
+    assert!(began.elapsed() < Duration::from_secs(10));
+    ended.is(0);
+    let log = ended.err();
+    let said: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    // The audit event, and that for whoever sent the signal.
+    let stays: Vec<_> = said
+        .iter()
+        .filter(|said| said["event"] == "ended_at_once")
+        .collect();
+    assert_eq!(stays.len(), 2, "{log}");
+    let holds = stays[1]["holds"].as_array().unwrap();
+    assert_eq!(holds.len(), 1, "{log}");
+    assert_eq!(
+        (&holds[0]["name"], &holds[0]["principal"]),
+        (&json!("x"), &json!("local"))
+    );
+    assert!(
+        holds[0]["until"].as_str().unwrap().starts_with("20"),
+        "{log}"
+    );
+    // Its client believes in the hold, so it is still there; who only waited is not.
+    let lines = store.lines();
+    assert_eq!(lines[0]["holders"].as_array().unwrap().len(), 1);
+    assert_eq!(lines[0]["waiters"], json!([]));
+    assert_eq!(lines[0]["holders"][0]["id"], holds[0]["claim"]);
+}
+
+#[test]
+fn files_that_others_may_write_are_refused() {
+    let store = Store::new();
+    let mode = |name: &str, mode: u32| {
+        let rights = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(store.path(name), rights).unwrap();
+    };
+    let refused = |args: &str, config: Option<&str>| {
+        let mut command = store.palisade(args);
+        if let Some(config) = config {
+            command.env("PALISADE_CONFIG", store.path(config));
+        }
+        command.arg("--socket").arg(store.path("run/gateway.sock"));
+        finish(command).is(78).err()
+    };
+    for name in ["access.toml", "config.toml"] {
+        std::fs::write(store.path(name), "").unwrap();
+        mode(name, 0o646);
+    }
+    let access = store.path("access.toml");
+    let serve = format!("serve --no-port --access {}", access.display());
+    assert!(refused(&serve, None).contains("chmod o-w"));
+    assert!(refused("serve --no-port", Some("config.toml")).contains("chmod o-w"));
+    if rustix::process::getuid().is_root() {
+        for name in ["access.toml", "config.toml"] {
+            mode(name, 0o644);
+            std::os::unix::fs::chown(store.path(name), Some(4711), None).unwrap();
+        }
+        assert!(refused(&serve, None).contains("uid 4711"));
+        assert!(refused("serve --no-port", Some("config.toml")).contains("uid 4711"));
+    }
+}
+
+/// Far more connections than there are descriptors, none with a token, each with answers that nobody
+/// reads.
+#[test]
+fn a_crowd_without_tokens_shuts_out_nobody() {
+    let store = Store::new();
+    for per_peer in ["--max-per-peer 0", ""] {
+        let socket = store.path("run/gateway.sock");
+        let mut command = std::process::Command::new("sh");
+        let program = palisade();
+        let serve = format!(
+            "ulimit -n 1024; exec {} serve --json --listen 127.0.0.1:0 {per_peer} --socket {}",
+            program.get_program().to_str().unwrap(),
+            socket.display()
+        );
+        command
+            .args(["-c", &serve])
+            .env("PALISADE_URL", store.url())
+            .env("PALISADE_CONFIG", "/dev/null");
+        let mut running = Running::start(command);
+        let said: Value = serde_json::from_str(&running.stderr_line()).unwrap();
+        let mut serving = Serving {
+            running,
+            socket,
+            said,
+        };
+        let addr = serving.said["url"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("http://")
+            .unwrap();
+        let token = std::fs::read_to_string(serving.said["token_file"].as_str().unwrap()).unwrap();
+        let token = token.trim();
+        let get = |path: &str| {
+            let mut stream = std::net::TcpStream::connect(addr).unwrap();
+            stream
+                .set_read_timeout(Some(Duration::from_secs(5)))
+                .unwrap();
+            let text = format!(
+                "GET {path} HTTP/1.1\r\nhost: {addr}\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\r\n"
+            );
+            let _ = stream.write_all(text.as_bytes());
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            String::from_utf8_lossy(&answer)
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let request = format!("GET /openapi.json HTTP/1.1\r\nhost: {addr}\r\n\r\n");
+        let mut crowd = Vec::new();
+        for round in 0..3 {
+            for _ in 0..200 {
+                let stream = std::net::TcpStream::connect(addr).unwrap();
+                stream.set_nonblocking(true).unwrap();
+                for _ in 0..20 {
+                    if (&stream).write_all(request.as_bytes()).is_err() {
+                        break;
+                    }
+                }
+                crowd.push(stream);
+            }
+            for path in ["/healthz", "/v1/lines"] {
+                assert_eq!(get(path), "HTTP/1.1 200 OK", "{per_peer} {round} {path}");
+            }
+            let (status, held) = serving.ask(
+                "/v1/claims",
+                None,
+                &json!({"name": format!("{per_peer}{round}")}),
+            );
+            assert_eq!(status, 200, "{held}");
+        }
+        // Its claims last for a while, and nobody waits for them.
+        serving.running.process.kill().unwrap();
+    }
+}

@@ -75,6 +75,104 @@ fn durations() {
     store.assert_empty();
     let fractions = "run x --ttl 1.5s --wait 0.5m --at-least 0.001s -- true";
     store.ran(fractions).is(0).silent();
+    let spaced = [
+        "run", "x", "--ttl", "30 s", "--wait", " 1m 30 s", "--", "true",
+    ];
+    store.ran(&spaced).is(0).silent();
+}
+
+/// No time is too long to be added to another: it is refused, or as good as for ever.
+#[test]
+fn the_longest_times() {
+    let store = Store::new();
+    store.ran("queue push q --body x").is(0);
+    let held = store.hold("held", &[]);
+    let bounded = [
+        "run x --ttl TIME -- true",
+        "elect x --ttl TIME -- true",
+        "acquire x --ttl TIME",
+        "queue push q --body x --delay TIME",
+        "queue work q --drain --ttl TIME -- true",
+        "queue work q --drain --backoff-max TIME -- true",
+    ];
+    let free = [
+        "run x --wait TIME -- true",
+        "run x --deadlock-after TIME -- true",
+        "queue work q --drain --backoff TIME -- true",
+    ];
+    let in_urls = ["timeout", "connect_timeout"];
+    // The most that is a time, what does not fit into nanoseconds, and what is a time of the system
+    // only until something is added.
+    for time in [
+        "18446744073709551615s",
+        "18446744074s",
+        "9223372036854775807s",
+        "36500000d",
+    ] {
+        for args in bounded {
+            let output = store.soon(&args.replace("TIME", time));
+            assert!(!output.err().contains("panicked"), "{output:?}");
+            output.is(2).wrote("").says("must be");
+        }
+        for args in free {
+            let output = store.soon(&args.replace("TIME", time));
+            output.is(0).silent();
+        }
+        for option in in_urls {
+            let url = format!("{}?{option}={time}", store.url());
+            for args in ["run x -- true", "ls", "doctor", "show held"] {
+                store.soon(&format!("--url {url} {args}")).is(0).silent();
+            }
+            // Nobody listens there.
+            let url = format!("redis://127.0.0.1:1?{option}={time}");
+            store
+                .soon(&format!("--url {url} run x --no-wait -- true"))
+                .is(69);
+        }
+        let url = format!("{}?ttl={time}", store.url());
+        store.soon(&format!("--url {url} ls")).is(78);
+        let config = store.path("config.toml");
+        for (key, expected) in [("ttl", 78), ("wait", 0)] {
+            std::fs::write(&config, format!("{key} = '{time}'")).unwrap();
+            let mut command = store.palisade("run x -- true");
+            command.env("PALISADE_CONFIG", &config);
+            let output = finish_soon(command);
+            assert!(
+                !output.is(expected).err().contains("panicked"),
+                "{output:?}"
+            );
+        }
+        // These last until they are ended.
+        for args in [
+            "run held --wait TIME -- true",
+            "run x --at-least TIME -- echo",
+            "serve --no-port --drain TIME --socket SOCKET",
+        ] {
+            let socket = store.path("run/gateway.sock");
+            let args = args.replace("TIME", time);
+            let args = args.replace("SOCKET", socket.to_str().unwrap());
+            let mut running = Running::start(store.palisade(&args));
+            match &*args {
+                run if run.starts_with("run x") => assert_eq!(running.line(), ""),
+                _ => assert_ne!(running.stderr_line(), ""),
+            }
+            if args.starts_with("run x") {
+                until("it keeps the lock", || {
+                    store.ran("show x").is(0).out().contains("held")
+                });
+            }
+            running.signal("TERM");
+            let expected = match &*args {
+                run if run.starts_with("run held") => 143,
+                _ => 0,
+            };
+            let output = running.end();
+            assert!(!output.err().contains("panicked"), "{output:?}");
+            output.is(expected);
+        }
+    }
+    drop(held);
+    store.assert_empty();
 }
 
 #[test]
@@ -122,6 +220,7 @@ fn what_flock_takes_gets_a_tip_that_works() {
         ("run -n x -- true", "--no-wait"),
         ("run -w 5 x -- true", "--wait 10s"),
         ("run -s x -- true", "--shared"),
+        ("run -x x -- true", "a lock is exclusive"),
     ] {
         refused(&store, args, 2, word);
         assert!(!store.soon(args).err().contains("to pass"), "{args}");
@@ -134,6 +233,197 @@ fn what_flock_takes_gets_a_tip_that_works() {
             .unwrap()
             .contains("palisade run -q --no-wait -E 0 cron-cleanup --")
     );
+}
+
+/// What people type who know other tools.
+#[test]
+fn words_of_other_tools_get_a_tip_that_works() {
+    let store = Store::new();
+    for (args, word) in [
+        ("lock x", "palisade run NAME"),
+        ("unlock x", "palisade release NAME"),
+        ("pop q", "palisade queue work NAME"),
+        ("push q", "palisade queue push NAME"),
+        ("list", "palisade ls"),
+        ("status x", "palisade show NAME"),
+        ("--url file:x lock x", "palisade run NAME"),
+        ("queue pop q", "palisade queue work NAME -- CMD"),
+        ("queue add q", "palisade queue push NAME"),
+        ("queue rm q", "palisade queue drop NAME"),
+        ("queue drp q", "'drop'"),
+        ("evcit x", "'evict'"),
+    ] {
+        store.soon(args).is(2).wrote("").says(word);
+    }
+    for args in [
+        "queue pop q",
+        "queue dump q",
+        "queue crop q x",
+        "unlock x",
+        "exit x",
+        "edit x",
+    ] {
+        let said = store.soon(args).is(2).err();
+        let near = said.contains("'evict'") || said.contains("'deadlocks'");
+        assert!(
+            !near && (!said.contains("'drop'") || args.contains("crop")),
+            "{said}"
+        );
+    }
+    for args in ["queue --json", "--json config", "--json fence", "--json"] {
+        let error = store.soon(args).is(2).error();
+        let message = error["message"].as_str().unwrap();
+        let lists = message.contains("--help lists them") || message.contains("[subcommands: ");
+        assert!(lists, "{error}");
+    }
+    store.assert_empty();
+}
+
+/// A name that starts with a dash goes behind `--`, for every verb, and every tip says so.
+#[test]
+fn names_that_start_with_a_dash() {
+    let store = Store::new();
+    for name in ["-x", "--url", "-", "--json"] {
+        let run = [
+            "run",
+            "--",
+            name,
+            "--",
+            "sh",
+            "-c",
+            "echo $PALISADE_LOCK; palisade show -- $1",
+        ];
+        let mut command = store.palisade(&run);
+        let bin = std::path::Path::new(env!("CARGO_BIN_EXE_palisade"))
+            .parent()
+            .unwrap();
+        command
+            .args(["sh", name])
+            .env("PATH", format!("{}:/usr/bin:/bin", bin.display()));
+        if name == "-" {
+            // It is no option.
+            store.ran("run - -- true").is(0);
+            continue;
+        }
+        let said = finish(command).is(0).out();
+        assert!(said.starts_with(&format!("{name}\nNAME")), "{said}");
+        for args in [
+            format!("elect -- {name} -- true"),
+            format!("run --no-wait --ttl 5s -- {name} -- true"),
+            format!("queue push --body x -- {name}"),
+            format!("queue work --drain -- {name} -- true"),
+        ] {
+            store.ran(&args).is(0);
+        }
+        store.ran(&format!("show -- {name}")).is(1);
+        store.ran(&format!("evict -- {name}")).is(1);
+        let tip = format!("palisade run -- {name} -- CMD");
+        if name == "-x" {
+            refused(&store, "run -x -- true", 2, &tip);
+            refused(&store, "run -x", 2, &tip);
+            refused(&store, "show -x", 2, "-- -x");
+        }
+    }
+    // A forgotten name is not made up from the command.
+    for args in [
+        "run -- ./a -- b",
+        "elect -- ./a",
+        "run -- -x",
+        "run -- -x true",
+    ] {
+        refused(&store, args, 2, "NAME");
+    }
+    store.assert_empty();
+}
+
+/// Values that are wrong, and what is said about them: what to write, not what a parser found.
+#[test]
+fn values_that_are_wrong_are_explained() {
+    let store = Store::new();
+    let long = "x".repeat(120);
+    let socket = format!(
+        "serve --no-port --socket {}/{long}",
+        store.path("run").display()
+    );
+    for (args, code, word) in [
+        ("run x --ttl -5s -- true", 2, "can't be negative"),
+        ("run x --wait=-5s -- true", 2, "can't be negative"),
+        ("acquire x --pid me", 2, "a whole number"),
+        ("release x --pid=", 2, "--pid"),
+        ("queue show q --limit 18446744073709551616", 2, "too large"),
+        ("queue show q --limit many", 2, "a whole number"),
+        ("run x -E many -- true", 2, "a whole number"),
+        ("serve --listen :7420", 2, "127.0.0.1:7420"),
+        ("serve --listen 7420", 2, "127.0.0.1:7420"),
+        ("serve --listen localhost:7420", 2, "127.0.0.1:7420"),
+        ("serve --no-port --max-claims 0", 2, "above 0"),
+        ("serve --no-port --max-sessions many", 2, "a whole number"),
+        (&socket, 78, "107 bytes"),
+        (
+            "schema postgres --fence t --key a,b,a",
+            2,
+            "a is there twice",
+        ),
+    ] {
+        if args.contains("--ttl -5s") {
+            // A tip, which is for people.
+            store.soon(args).is(code).says(word);
+        } else {
+            refused(&store, args, code, word);
+        }
+    }
+    for args in [
+        "run x -E -1 -- true",
+        "acquire x --pid -1",
+        "fence check x -1",
+    ] {
+        store.soon(args).is(2).says("can't be negative");
+    }
+    for (args, code, word) in [
+        (&["run", "x", "--", ""][..], 127, "the command is empty"),
+        (
+            &["queue", "push", "q", "--body", "x", "--id", ""],
+            2,
+            "--id: ",
+        ),
+        (
+            &["queue", "push", "q", "--body", "x", "--key", "a\nb"],
+            2,
+            "--key: ",
+        ),
+        (&["serve", "token", ""], 2, "empty"),
+        (&["schema", "postgres", "--user", ""], 2, "--user"),
+    ] {
+        let ran = store.soon(args).is(code).err();
+        assert!(ran.contains(word), "{word:?} in {ran}");
+    }
+    store.assert_empty();
+}
+
+/// Nothing that is asked for is ignored.
+#[test]
+fn options_that_could_have_no_effect_are_refused() {
+    let store = Store::new();
+    for (args, word) in [
+        ("demo --fast --url file:x", "omit --url"),
+        ("--url=file:x demo --fast", "omit --url"),
+        ("schema postgres --url postgres://h", "omit --url"),
+        ("schema sqlite --fence t --user app", "omit --user"),
+        ("schema sqlite --fence t --schema s", "--schema"),
+        ("schema sqlite --user app", "--user"),
+        ("schema postgres --fence t --schema s", "--schema"),
+        ("schema postgres --key k", "--fence"),
+        ("serve --no-port --listen 127.0.0.1:0", "--listen"),
+        ("serve --no-port --tls-cert c --tls-key k", "--no-port"),
+        ("serve token x --no-port", "--no-port"),
+        ("serve --no-port token x", "token"),
+        ("man run --out d", "--out"),
+    ] {
+        refused(&store, args, 2, word);
+    }
+    // The environment is for other verbs, too.
+    store.ran("demo --fast --json").is(0);
+    store.ran("schema postgres").is(0);
 }
 
 #[test]
@@ -245,13 +535,16 @@ fn schemas() {
     for part in [
         "BEFORE UPDATE ON \"shop\".\"stock\"",
         "NEW.fence <= OLD.fence_token",
-        "jsonb_build_array(NEW.\"tenant\", NEW.\"sku\")",
+        "m.\"tenant\" = NEW.\"tenant\" AND m.\"sku\" = NEW.\"sku\"",
         "TO \"app\"",
     ] {
         assert!(sql.contains(part), "{part} in {sql}");
     }
     let sql = store.soon("schema sqlite --fence stock").is(0).out();
     assert!(sql.contains("BEFORE DELETE ON \"stock\""), "{sql}");
+    assert!(sql.starts_with(".bail on\n"), "{sql}");
+    let plain = store.soon("schema sqlite --fence stock --json").is(0).out();
+    assert!(!plain.contains(".bail"), "{plain}");
     refused(&store, "schema sqlite", 2, "--fence");
     refused(&store, "schema sqlite --fence a;b", 78, "letters");
     refused(&store, "schema postgres --strict", 2, "--fence");

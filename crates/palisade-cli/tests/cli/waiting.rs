@@ -60,6 +60,33 @@ fn a_waiter_says_who_holds_the_lock() {
     let event: serde_json::Value = serde_json::from_str(&waiter.stderr_line()).unwrap();
     assert_eq!(event["event"], "waiting");
     assert_eq!(event["holders"][0]["token"], owner["token"]);
+    assert_eq!(event["message"], serde_json::Value::Null);
+}
+
+/// A changed number of permits may be waited for very long.
+#[test]
+fn a_waiter_says_that_the_line_has_another_number_of_permits() {
+    let store = Store::new();
+    let held = store.hold("x", &["--permits", "1/3"]);
+    let pid = format!("pid {}", held.process.id());
+    let why = "in use for 3 permits, not for 4 permits";
+    let mut waiter = Running::start(store.run("x", &["--permits", "1/4"], "true"));
+    let line = waiter.stderr_line();
+    for part in ["palisade: waiting for x", &pid, why] {
+        assert!(line.contains(part), "{part} in {line}");
+    }
+    drop(waiter);
+
+    let mut waiter = Running::start(store.run("x", &["--permits", "1/4", "--json"], "true"));
+    let event: serde_json::Value = serde_json::from_str(&waiter.stderr_line()).unwrap();
+    assert_eq!(event["event"], "waiting");
+    assert!(event["message"].as_str().unwrap().contains(why), "{event}");
+    assert_eq!(event["holders"].as_array().unwrap().len(), 1);
+    // When the line is empty, it is granted.
+    drop(held);
+    let event: serde_json::Value = serde_json::from_str(&waiter.stderr_line()).unwrap();
+    assert_eq!(event["event"], "acquired");
+    assert_eq!(waiter.code(), Some(0));
 }
 
 #[test]

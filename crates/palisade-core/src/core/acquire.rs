@@ -15,18 +15,18 @@ use super::claim::{Ask, Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
 use super::error::{Error, ErrorKind, Outcome, Result};
-use super::events::{Ending, Event};
+use super::events::{Ending, Event, Stall};
 use super::hold::Hold;
 use super::keeper::Keeper;
 use super::known_bad::{self, Bad};
 use super::lookout::AgentState;
 use super::name::Name;
-use super::owner::{Agent, Group, Owner};
+use super::owner::{Agent, Group, Owner, may_block};
 use super::place::Occupied;
 use super::ticket::Ticket;
 use super::token::Era;
 use super::validity::{LossReason, Validity};
-use super::wait::{Backoff, Patience, Retry, recheck_at};
+use super::wait::{Patience, Retry, Tries, recheck_at};
 
 /// A request for a place in a line, on which every primitive is built. Reusable.
 #[derive(Clone)]
@@ -110,12 +110,17 @@ impl Request {
     /// Sets how much of the line the claim takes.
     pub(crate) fn asking(mut self, ask: Ask) -> Self {
         self.ask = ask;
-        if let Ask::Part { weight, capacity } = ask
-            && (weight == 0 || weight > capacity)
-        {
-            let message = format!("permits must be 1 to {capacity}, not {weight}");
-            self.refuse(Error::new(ErrorKind::InvalidArgument, "permits", message));
-        }
+        let wrong = match ask {
+            Ask::Part { capacity: 0, .. } => {
+                "the capacity must be at least 1: with 0 permits nobody could ever acquire one"
+                    .to_owned()
+            }
+            Ask::Part { weight, capacity } if weight == 0 || weight > capacity => {
+                format!("permits must be 1 to {capacity}, not {weight}")
+            }
+            _ => return self,
+        };
+        self.refuse(Error::new(ErrorKind::InvalidArgument, "permits", wrong));
         self
     }
 
@@ -165,7 +170,7 @@ impl Request {
         }
         self.keeper.engine().capability().allows(self.ask)?;
         let mut acquiring = Acquiring::begin(self);
-        let acquired = self.acquire_by(patience).await;
+        let acquired = self.acquire_by(patience, &mut acquiring.stall).await;
         acquiring.ending = match &acquired {
             Ok(Some(hold)) => Ending::Held(hold.token()),
             Ok(None) => Ending::Busy,
@@ -174,11 +179,11 @@ impl Request {
         acquired
     }
 
-    async fn acquire_by(&self, patience: Patience) -> Result<Option<Hold>> {
-        let deadline = patience.deadline();
-        let mut backoff = Backoff::new(self.retry);
+    async fn acquire_by(&self, patience: Patience, stall: &mut Stall) -> Result<Option<Hold>> {
+        let on = (self.keeper.observers(), &self.name);
+        let mut tries = Tries::new(patience, self.retry, stall, on);
         loop {
-            let ended = match self.attempt(patience, deadline, &mut backoff).await {
+            let ended = match self.attempt(&mut tries).await {
                 Ok(Attempt::Held(hold)) => return Ok(Some(hold)),
                 Ok(Attempt::OutOfPatience) => return Ok(None),
                 Ok(Attempt::Again) => Ok(None),
@@ -187,21 +192,21 @@ impl Request {
                 Err(error) if error.kind() == ErrorKind::CapacityMismatch => Err(error),
                 Err(error) => return Err(error),
             };
-            if !backoff.sleep(deadline).await {
+            let again = match &ended {
+                Ok(_) => tries.again().await,
+                Err(error) => tries.again_after(error).await,
+            };
+            if !again {
                 return ended;
             }
         }
     }
 
     /// Runs one claim from enter to its end.
-    async fn attempt(
-        &self,
-        patience: Patience,
-        deadline: BootTime,
-        backoff: &mut Backoff,
-    ) -> Result<Attempt> {
+    async fn attempt(&self, tries: &mut Tries<'_>) -> Result<Attempt> {
+        let deadline = tries.deadline;
         self.keeper.start()?;
-        let claim = Arc::new(self.claim(patience != Patience::NoWait));
+        let mut claim = Arc::new(self.claim(tries.patience != Patience::NoWait));
         let ticket = Ticket::own(self.name.clone(), claim.id);
         let (mode, agent) = (self.ask.mode(), self.agent.clone());
         let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, mode, agent);
@@ -209,8 +214,9 @@ impl Request {
         let (armed, mut place) = loop {
             let called = BootTime::now();
             let enter = self.keeper.engine().enter(Arc::clone(&claim));
-            match patience.bound(deadline, "enter", enter).await {
+            match tries.bound("enter", enter).await {
                 Ok(Entered::Busy) => {
+                    tries.answered();
                     occupied.not_taken();
                     return Ok(Attempt::Again);
                 }
@@ -219,7 +225,7 @@ impl Request {
                     armed,
                     place,
                 }) => break (occupied.entered(ticket, armed, called), place),
-                Err(error) if error.is_transient() && backoff.sleep(deadline).await => {
+                Err(error) if error.is_transient() && tries.again_after(&error).await => {
                     if error.outcome() == Outcome::MaybeApplied {
                         occupied.in_doubt();
                     }
@@ -233,6 +239,7 @@ impl Request {
             }
         };
 
+        tries.answered();
         let validity = self.keeper.watch_over(&occupied.ticket, armed);
         let mut lookout = None;
         loop {
@@ -256,9 +263,20 @@ impl Request {
                 Place::Waiting => {
                     let known = occupied.ticket.claim;
                     let lookout = lookout.get_or_insert_with(|| self.lookout(known));
+                    let waiting = async {
+                        if let Some(now) = self.with_its_holds(&claim) {
+                            let entering =
+                                tries.bound("enter", self.keeper.engine().enter(now.clone()));
+                            if let Some(place) = occupied.entered_again(entering.await) {
+                                claim = now;
+                                return Ok(place);
+                            }
+                        }
+                        self.wait(&occupied.ticket, &validity, tries).await
+                    };
                     place = tokio::select! {
                         biased;
-                        place = self.wait(&occupied.ticket, &validity, patience, deadline, backoff) => place?,
+                        place = waiting => place?,
                         error = lookout => return Err(error),
                     };
                 }
@@ -270,27 +288,26 @@ impl Request {
     async fn wait(
         &self,
         ticket: &Ticket,
-        validity: &Validity,
-        patience: Patience,
-        deadline: BootTime,
-        backoff: &mut Backoff,
+        validity: &Arc<Validity>,
+        tries: &mut Tries<'_>,
     ) -> Result<Place> {
-        let looked = self
-            .keeper
-            .engine()
-            .wait(ticket.clone(), recheck_at(deadline));
+        let until = recheck_at(tries.deadline);
+        let looked = self.keeper.engine().wait(ticket.clone(), until);
         let waited = tokio::select! {
             biased;
-            loss = validity.lost() => match loss.reason {
+            loss = self.keeper.lost(validity) => match loss.reason {
                 LossReason::Evicted => return Err(self.evicted()),
                 LossReason::Expired | LossReason::Taken => Ok(Place::Gone),
             },
-            place = patience.bound(deadline, "wait", looked) => place,
+            place = tries.bound("wait", looked) => place,
         };
         match waited {
-            Ok(place) => Ok(place),
+            Ok(place) => {
+                tries.answered();
+                Ok(place)
+            }
             // Only the read failed. The place lasts as long as its lease.
-            Err(error) if error.is_transient() && backoff.sleep(deadline).await => {
+            Err(error) if error.is_transient() && tries.again_after(&error).await => {
                 Ok(Place::Waiting)
             }
             Err(error) => Err(error.with("name", &self.name)),
@@ -315,17 +332,40 @@ impl Request {
         Error::new(ErrorKind::Lost, "wait", message).with("name", &self.name)
     }
 
+    /// The record of the request's agent, as it is now. Without visible waiters nobody could read
+    /// it.
+    fn agent_record(&self) -> Option<Agent> {
+        let visible = self.keeper.engine().capability().waiters_visible;
+        let agent = self.agent.as_ref().filter(|_| visible)?;
+        Some(Agent {
+            unrenewed: !self.renewed,
+            group: self.group.clone(),
+            ..agent.record(self.ttl, self.deadlock_after.is_some())
+        })
+    }
+
+    /// The claim with a new record, if its agent has come to hold something since it entered with a
+    /// record of no holds. An engine that held it back on its way to the line lets it pass then.
+    pub(super) fn with_its_holds(&self, claim: &Claim) -> Option<Arc<Claim>> {
+        let known = claim.owner.agent.as_ref()?;
+        let holds_now = || self.agent.as_ref().is_some_and(|agent| agent.holds_any());
+        if may_block(known) || !holds_now() {
+            return None;
+        }
+        let agent = self.agent_record().filter(may_block);
+        Some(Arc::new(Claim {
+            owner: Owner {
+                agent: Some(agent?),
+                ..claim.owner.clone()
+            },
+            ..claim.clone()
+        }))
+    }
+
     pub(super) fn claim(&self, queue: bool) -> Claim {
         let mut owner = self.owner.asking_now();
-        // Without visible waiters nobody could read the record.
-        let visible = self.keeper.engine().capability().waiters_visible;
-        if let Some(agent) = self.agent.as_ref().filter(|_| visible) {
-            let record = agent.record(self.ttl, self.deadlock_after.is_some());
-            owner.agent = Some(Agent {
-                unrenewed: !self.renewed,
-                group: self.group.clone(),
-                ..record
-            });
+        if let Some(agent) = self.agent_record() {
+            owner.agent = Some(agent);
         }
         Claim {
             id: ClaimId::random(),
@@ -346,6 +386,7 @@ pub(super) struct Acquiring<R: Borrow<Request>> {
     request: R,
     since: BootTime,
     pub(super) ending: Ending,
+    pub(super) stall: Stall,
 }
 
 impl<R: Borrow<Request>> Acquiring<R> {
@@ -358,7 +399,21 @@ impl<R: Borrow<Request>> Acquiring<R> {
             request,
             since: BootTime::now(),
             ending: Ending::Cancelled,
+            stall: Stall::default(),
         }
+    }
+
+    /// Reports why a try failed that may be repeated.
+    pub(super) fn stalled(&mut self, why: &Error) {
+        let request = self.request.borrow();
+        self.stall
+            .begins(request.keeper.observers(), &request.name, why);
+    }
+
+    /// Reports that the engine has answered.
+    pub(super) fn answered(&mut self) {
+        let request = self.request.borrow();
+        self.stall.ends(request.keeper.observers(), &request.name);
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::claim::Ask;
+use super::duration::rounded;
 use super::error::{Error, ErrorKind, Result};
 
 /// How far an engine's exclusion and tokens can be relied on.
@@ -156,7 +157,12 @@ impl Capability {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "ttl",
-                format!("the ttl must be between {min:?} and {max:?} on this engine, not {ttl:?}"),
+                format!(
+                    "the ttl must be between {} and {} on this engine, not {}",
+                    rounded(min),
+                    rounded(max),
+                    rounded(ttl)
+                ),
             ));
         }
         let steps = ttl.as_nanos().div_ceil(step.as_nanos().max(1));

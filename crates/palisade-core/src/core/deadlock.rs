@@ -237,12 +237,15 @@ impl<'a> System<'a> {
                 if ends_by_itself(claim, waits) {
                     continue;
                 }
-                let identity = (who.client.as_str(), who.name.as_str());
+                // A gateway vouches for the principal only: the rest may be copied from another's
+                // record.
+                let principal = owner.principal.as_deref();
+                let identity = (principal, who.client.as_str(), who.name.as_str());
                 let agent = *by_identity.entry(identity).or_insert_with(|| {
                     system.agents.push(Party::new(owner));
                     system.agents.len() - 1
                 });
-                by_claim.insert(claim.id.as_str(), agent);
+                by_claim.insert((principal, claim.id.as_str()), agent);
                 let mut need = None;
                 match group(claim).filter(|_| waits) {
                     Some(group) => {
@@ -282,7 +285,10 @@ impl<'a> System<'a> {
             let mut above = agent(seat.claim)
                 .into_iter()
                 .flat_map(|agent| agent.within.iter().rev());
-            if let Some(&parent) = above.find_map(|above| by_claim.get(above.claim.as_str())) {
+            let principal = seat.claim.owner.as_ref();
+            let principal = principal.and_then(|owner| owner.principal.as_deref());
+            let parent = above.find_map(|above| by_claim.get(&(principal, above.claim.as_str())));
+            if let Some(&parent) = parent {
                 families.insert((parent, seat.agent));
             }
         }

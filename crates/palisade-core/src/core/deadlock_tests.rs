@@ -405,6 +405,33 @@ fn what_is_seen_once_is_not_confirmed() {
     assert!(sightings.confirm(find(&world.lines)).is_empty());
 }
 
+/// A record says anything about its agent, but a gateway says whose it is.
+#[test]
+fn an_agent_of_another_principal_is_another_agent() {
+    let of = |principal: &str| {
+        let principal = Some(principal.to_owned());
+        move |claim: &mut ClaimReport| claim.owner.as_mut().unwrap().principal = principal.clone()
+    };
+    for (other, found) in [("p", 1), ("q", 0)] {
+        let mut world = World::default();
+        world.shaped("c/w", "a", Ask::Whole, of("p"));
+        world.shaped("c/v", "b", Ask::Whole, of("p"));
+        world.shaped("c/w", "b", Ask::Whole, of("p"));
+        world.shaped("c/v", "a", Ask::Whole, of(other));
+        assert_eq!(world.found().len(), found, "{other}");
+        // The same by a claim that is said to run inside that of another.
+        let mut world = World::default();
+        world.shaped("c/w", "a", Ask::Whole, of("p"));
+        let parent = world.shaped("c/v", "b", Ask::Whole, of("p"));
+        world.shaped("c/w", "b", Ask::Whole, of("p"));
+        world.shaped("d/x", "a", Ask::Whole, |claim| {
+            under("b", &parent)(claim);
+            of(other)(claim);
+        });
+        assert_eq!(world.found().len(), found, "{other}");
+    }
+}
+
 #[test]
 fn a_long_line_costs_no_more_than_its_claims() {
     let mut world = ring(2);

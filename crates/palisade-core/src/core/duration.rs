@@ -1,13 +1,46 @@
 //! Durations in the notation of the command and the URLs: `500ms`, `1.5s`, `2m`, `1m30s`.
 
+use std::fmt::Write;
 use std::time::Duration;
 
-/// Parses a duration. Every number needs a unit: `ms`, `s`, `m`, `h` or `d`.
+/// A duration for a message: milliseconds below a second, hundredths of a second below a minute,
+/// then seconds. Only no time at all is shown as `0s`.
+pub fn rounded(time: Duration) -> String {
+    let millis = (time.as_nanos() + 500_000) / 1_000_000;
+    if time.is_zero() {
+        return "0s".to_owned();
+    }
+    if millis < 1000 {
+        return format!("{}ms", millis.max(1));
+    }
+    let hundredths = (time.as_millis() + 5) / 10;
+    if hundredths < 6000 {
+        let (whole, part) = (hundredths / 100, format!(".{:02}", hundredths % 100));
+        return format!(
+            "{whole}{}s",
+            part.trim_end_matches(['0']).trim_end_matches('.')
+        );
+    }
+    let mut left = (time.as_millis() + 500) / 1000;
+    let mut text = String::new();
+    for (unit, each) in [("h", 3600), ("m", 60), ("s", 1)] {
+        if left >= each {
+            // Writing to a string can't fail.
+            let _ = write!(text, "{}{unit}", left / each);
+            left %= each;
+        }
+    }
+    text
+}
+
+/// Parses a duration. Every number needs a unit: `ms`, `s`, `m`, `h` or `d`. Spaces are allowed
+/// before and after a unit.
 ///
 /// # Errors
 /// A message that says what is wrong and how to write it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = |why: &str| Err(format!("{why}; write it like 500ms, 1.5s, 30s, 2m or 1h"));
+    let text = text.trim_matches(' ');
     if text.is_empty() {
         return wrong("a duration can't be empty");
     }
@@ -26,6 +59,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             Some(("", _)) => return wrong("digits must follow the decimal point"),
             Some((fraction, tail)) => (fraction, tail),
         };
+        let tail = tail.trim_start_matches(' ');
         let letters = tail
             .find(|c: char| !c.is_ascii_alphabetic())
             .unwrap_or(tail.len());
@@ -54,7 +88,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             return wrong("the duration is too large");
         };
         total = sum;
-        rest = tail;
+        rest = tail.trim_start_matches(' ');
     }
     Ok(total)
 }
@@ -76,6 +110,8 @@ mod tests {
             ("500ms", 500),
             ("30s", 30_000),
             ("1m30s", 90_000),
+            ("10 s", 10_000),
+            (" 1m 30 s ", 90_000),
             ("1.5s", 1_500),
             ("0.25m0.5s", 15_500),
             ("1.000000000000000000000000000001s", 1_000),
@@ -85,9 +121,39 @@ mod tests {
     }
 
     #[test]
+    fn durations_in_messages_are_rounded() {
+        for (nanos, text) in [
+            (0, "0s"),
+            (1, "1ms"),
+            (666_666_666, "667ms"),
+            (999_600_000, "1s"),
+            (1_500_000_000, "1.5s"),
+            (1_005_000_000, "1.01s"),
+            (10_000_000_000, "10s"),
+            (59_994_999_999, "59.99s"),
+            (59_995_000_000, "1m"),
+            (90_400_000_000, "1m30s"),
+            (3_605_000_000_000, "1h5s"),
+            (86_400_000_000_000, "24h"),
+        ] {
+            assert_eq!(rounded(Duration::from_nanos(nanos)), text);
+            let (least, most) = (nanos * 99 / 100, nanos * 101 / 100 + 1_000_000);
+            let read = parse_duration(text).unwrap().as_nanos();
+            assert!(
+                (u128::from(least)..=u128::from(most)).contains(&read),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn anything_else_says_what_is_wrong() {
         for (text, word) in [
             ("", "empty"),
+            (" ", "empty"),
+            ("1 0s", "unit"),
+            ("1 .5s", "unit"),
+            ("10 s x", "number"),
             ("-5s", "negative"),
             ("30", "unit"),
             ("s", "number"),

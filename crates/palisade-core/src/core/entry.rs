@@ -15,7 +15,7 @@ use super::acquire::{Acquiring, Request};
 use super::claim::{Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
-use super::error::{Error, Outcome, Result};
+use super::error::{Error, ErrorKind, Outcome, Result};
 use super::events::Ending;
 use super::hold::Hold;
 use super::owner::Owner;
@@ -83,18 +83,25 @@ impl Request {
 }
 
 impl Entry {
-    /// Enters the line, or asks where the entry stands. After an error it can be called again: it
-    /// concerns the same claim.
+    /// Enters the line, or asks where the entry stands. It can be called again at any time, after an
+    /// error or a success: it concerns the same claim. An entry that was lost stays lost.
     ///
     /// # Cancellation
     /// If it is dropped, the place may have been taken. [`Entry::leave`], or dropping the entry,
     /// leaves that place.
     ///
     /// # Errors
-    /// Those of [`Engine::enter`](super::engine::Engine::enter).
+    /// Those of [`Engine::enter`](super::engine::Engine::enter). A place that was taken before is
+    /// kept.
     pub async fn enter(&mut self) -> Result<Progress> {
         self.request.keeper.start()?;
         let keeper = &self.request.keeper;
+        if let Some(validity) = &self.validity {
+            keeper.notice(validity);
+            if let Some(loss) = validity.loss() {
+                return Ok(Progress::Lost(loss.clone()));
+            }
+        }
         let occupied = self.occupied.get_or_insert_with(|| {
             let ticket = Ticket::own(self.claim.name.clone(), self.claim.id);
             let (ttl, mode) = (self.request.ttl, self.request.ask.mode());
@@ -102,28 +109,41 @@ impl Entry {
         });
         let called = BootTime::now();
         let entered = keeper.engine().enter(Arc::clone(&self.claim)).await;
-        match entered {
-            Ok(Entered::Busy) => {
+        match (entered, &self.validity) {
+            (Ok(Entered::Busy), Some(_)) => {
+                // It had a place.
+                self.place = Place::Gone;
+                Ok(self.progress())
+            }
+            (Ok(Entered::Busy), None) => {
                 self.told.ending = Ending::Busy;
+                self.told.answered();
                 self.not_taken();
                 Ok(Progress::Busy)
             }
-            Ok(Entered::In {
-                ticket,
-                armed,
-                place,
-            }) => {
+            (
+                Ok(Entered::In {
+                    ticket,
+                    armed,
+                    place,
+                }),
+                _,
+            ) => {
                 let armed = occupied.entered(ticket, armed, called);
                 self.validity = Some(keeper.watch_over(&occupied.ticket, armed));
                 self.place = place;
                 self.told.ending = Ending::Cancelled;
+                self.told.answered();
                 Ok(self.progress())
             }
-            Err(error) => {
+            (Err(error), had_place) => {
                 self.told.ending = Ending::Failed;
+                if error.is_transient() || error.kind() == ErrorKind::CapacityMismatch {
+                    self.told.stalled(&error);
+                }
                 if error.outcome() == Outcome::MaybeApplied {
                     occupied.in_doubt();
-                } else {
+                } else if had_place.is_none() {
                     self.not_taken();
                 }
                 Err(error.with("name", &self.claim.name))
@@ -146,19 +166,41 @@ impl Entry {
     /// Those of [`Engine::wait`](super::engine::Engine::wait), after which the place is kept;
     /// [`ErrorKind::Deadlock`](super::error::ErrorKind::Deadlock) when the claim must give way.
     pub async fn wait(&mut self) -> Result<Progress> {
-        let (Some(occupied), Some(validity)) = (&self.occupied, &self.validity) else {
+        let (Some(occupied), Some(validity)) = (&mut self.occupied, &self.validity) else {
             return Ok(Progress::Busy);
         };
-        let engine = self.request.keeper.engine();
-        let looked = engine.wait(occupied.ticket.clone(), recheck_at(BootTime::NEVER));
+        let keeper = &self.request.keeper;
+        let (id, now) = (self.claim.id, self.request.with_its_holds(&self.claim));
+        let looked = async {
+            if let Some(now) = now {
+                let entered = keeper.engine().enter(Arc::clone(&now)).await;
+                if let Some(place) = occupied.entered_again(entered) {
+                    self.claim = now;
+                    return Ok(place);
+                }
+            }
+            let until = recheck_at(BootTime::NEVER);
+            keeper.engine().wait(occupied.ticket.clone(), until).await
+        };
         let lookout = self.lookout.get_or_insert_with(|| {
             // One future across many waits.
-            self.request.lookout(self.claim.id)
+            self.request.lookout(id)
         });
         self.place = tokio::select! {
             biased;
-            loss = validity.lost() => return Ok(Progress::Lost(loss)),
-            place = looked => place?,
+            loss = keeper.lost(validity) => return Ok(Progress::Lost(loss)),
+            place = looked => match place {
+                Ok(place) => {
+                    self.told.answered();
+                    place
+                }
+                Err(error) => {
+                    if error.is_transient() {
+                        self.told.stalled(&error);
+                    }
+                    return Err(error);
+                }
+            },
             error = lookout => {
                 self.told.ending = Ending::Failed;
                 return Err(error);

@@ -1,8 +1,8 @@
 //! Events in the life of claims, for observers: the source of metrics and traces.
 //!
-//! An event is reported where it happens, on the caller's thread or the keeper's, with no lock
-//! held. An observer must be quick and must not block. Without observers the cost is one atomic
-//! load.
+//! An event is reported where it happens, on the caller's thread, the keeper's or one of its own,
+//! with no lock held. An observer must be quick and must not block. Without observers the cost is
+//! one atomic load.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -127,6 +127,18 @@ pub enum Event<'a> {
         /// The underlying failure, if there was one.
         why: Option<&'a Error>,
     },
+    /// An acquire, or a consumer of a queue, waits for something other than its turn: an engine that
+    /// does not answer or can't grant yet, or a line that is in use with another capacity. Reported
+    /// when that begins, when the reason changes in more than its numbers, and when it is over.
+    Stalled {
+        /// The engine's scheme.
+        engine: &'a str,
+        /// The line, or the queue.
+        name: &'a Name,
+        /// The error of the last try, which will be repeated; `None` when it is over: only others
+        /// are waited for. The end of an acquire ends this without a report.
+        why: Option<&'a Error>,
+    },
     /// A waiting claim is in a deadlock. Reported once, and again when the claim gives way.
     Deadlocked {
         /// The engine's scheme.
@@ -138,6 +150,40 @@ pub enum Event<'a> {
         /// Whether the claim gives way.
         gives_way: bool,
     },
+}
+
+/// What one acquire, or one consumer, waits for besides its turn.
+#[derive(Debug, Default)]
+pub(crate) struct Stall(Option<Error>);
+
+impl Stall {
+    /// A try has failed for this reason, and will be repeated.
+    pub(super) fn begins(&mut self, observers: &Observers, name: &Name, why: &Error) {
+        let known = self.0.as_ref().is_some_and(|known| is_same(known, why));
+        if known || !observers.any() {
+            return;
+        }
+        self.0 = Some(why.clone());
+        let why = Some(why);
+        observers.tell(|engine| Event::Stalled { engine, name, why });
+    }
+
+    /// The engine has answered.
+    pub(super) fn ends(&mut self, observers: &Observers, name: &Name) {
+        if self.0.take().is_some() {
+            let why = None;
+            observers.tell(|engine| Event::Stalled { engine, name, why });
+        }
+    }
+}
+
+/// Whether two errors say the same, but for the numbers: some say how long it still takes.
+fn is_same(one: &Error, other: &Error) -> bool {
+    let words = |error: &Error| {
+        let message = error.message().chars();
+        message.filter(|c| !c.is_ascii_digit()).collect::<String>()
+    };
+    one.kind() == other.kind() && words(one) == words(other)
 }
 
 /// A receiver of events. See [`Client::observed_by`](crate::Client::observed_by).
@@ -170,10 +216,14 @@ impl Observers {
         self.any.store(true, Ordering::Release);
     }
 
+    pub(super) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// Notifies all observers; `event` receives the engine's scheme. No lock is held during the
     /// calls, so an observer may use the client freely, and one that panics affects no other.
     pub(super) fn tell<'a>(&'a self, event: impl FnOnce(&'a str) -> Event<'a>) {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any() {
             return;
         }
         let event = event(&self.engine);

@@ -106,7 +106,7 @@ impl Hold {
     /// # Cancellation
     /// Can be dropped and called again; a loss is not forgotten.
     pub async fn lost(&self) -> Loss {
-        self.validity.lost().await
+        self.place.keeper.lost(&self.validity).await
     }
 
     /// Runs `work` while the lock is held, and drops it unfinished when the hold is lost.
@@ -115,7 +115,7 @@ impl Hold {
     /// [`ErrorKind::Lost`] when the hold was lost before the work completed, even if that was
     /// noticed only at the end.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let done = self.validity.run(work).await;
+        let done = self.place.keeper.run(&self.validity, work).await;
         done.ok_or_else(|| self.lost_error("run"))
     }
 
@@ -140,15 +140,12 @@ impl Hold {
         if !place.not_before.has_passed() {
             tokio::select! {
                 biased;
-                _ = validity.lost() => {}
+                _ = place.keeper.lost(&validity) => {}
                 () = sync::sleep_until(place.not_before) => {}
             }
         }
         let keeper = Arc::clone(&place.keeper);
-        if !validity.is_valid() {
-            // Expired by the clock, perhaps before the keeper reported it.
-            keeper.lose(&validity, LossReason::Expired);
-        }
+        keeper.notice(&validity);
         let name = place.ticket.name.clone();
         match place.leave().await? {
             // A loss may be reported between the check above and the end of the renewal.

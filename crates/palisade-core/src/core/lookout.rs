@@ -235,6 +235,12 @@ impl AgentState {
         names.collect()
     }
 
+    /// Whether it holds anything now.
+    pub(super) fn holds_any(&self) -> bool {
+        let holds = self.holds.lock();
+        holds.values().any(|validity| validity.is_valid())
+    }
+
     /// Where a look starts; `None` if nobody can wait for this agent.
     fn starts(&self) -> Option<BTreeSet<String>> {
         let mut starts = self.held();

@@ -68,6 +68,13 @@ pub struct Agent {
     pub group: Option<Group>,
 }
 
+/// Whether others may wait for this agent while its claim waits: it held something when it entered,
+/// or it runs inside a hold. Only such a claim can be part of a deadlock, so an engine must not
+/// hold it back where no survey shows it.
+pub fn may_block(agent: &Agent) -> bool {
+    !agent.holds.is_empty() || !agent.within.is_empty()
+}
+
 /// A claim that an agent runs inside: it is not released before the agent has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ancestor {

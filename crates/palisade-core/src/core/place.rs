@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::claim::Mode;
 use super::clock::BootTime;
-use super::engine::Left;
-use super::error::Result;
+use super::engine::{Entered, Left, Place};
+use super::error::{Outcome, Result};
 use super::events::Event;
 use super::keeper::Keeper;
 use super::lookout::AgentState;
@@ -75,6 +75,19 @@ impl Occupied {
         }
         // Another claim may have created or renewed a shared lease at another time.
         armed
+    }
+
+    /// Where the claim stands after it entered again, with a newer record; `None` if that failed,
+    /// which leaves it where it was.
+    pub(super) fn entered_again(&mut self, entered: Result<Entered>) -> Option<Place> {
+        match entered {
+            Ok(Entered::In { place, .. }) => Some(place),
+            Ok(Entered::Busy) => Some(Place::Gone),
+            Err(error) => {
+                self.ticket.in_doubt |= error.outcome() == Outcome::MaybeApplied;
+                None
+            }
+        }
     }
 
     /// Stores the sequence of the grant, and the least time that it is to be held.

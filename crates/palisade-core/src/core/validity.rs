@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use super::clock::BootTime;
 use super::error::Error;
@@ -190,26 +191,9 @@ impl Validity {
         self.loss.get()
     }
 
-    /// Resolves when it is lost; never otherwise.
-    pub(crate) async fn lost(&self) -> Loss {
-        loop {
-            let told = self.told.notified();
-            if let Some(loss) = self.loss() {
-                return loss.clone();
-            }
-            told.await;
-        }
-    }
-
-    /// Runs `work` to its end, or drops it unfinished when the hold is lost. Returns `None` on a
-    /// loss, even if that was noticed only at the end.
-    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let done = tokio::select! {
-            biased;
-            _ = self.lost() => None,
-            done = work => Some(done),
-        };
-        done.filter(|_| self.is_valid())
+    /// Resolves at the first [`Validity::tell`] from now on. The loss may have been told before.
+    pub(super) fn told(&self) -> Notified<'_> {
+        self.told.notified()
     }
 }
 

@@ -1,4 +1,4 @@
-//! How long to wait and how often to re-check: `Patience` and `Backoff`.
+//! How long to wait and how often to re-check: `Patience`, `Backoff` and `Tries`.
 //!
 //! A waiter is notified by the engine and also re-checks at bounded intervals, because a
 //! notification can be lost. Where an engine has no line to wait in, or can't be reached, the
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use super::clock::BootTime;
 use super::error::{Error, ErrorKind, Result};
+use super::events::{Observers, Stall};
+use super::name::Name;
 use super::sync;
 
 /// How long an acquire may wait: for other claims, and for an engine that can't be reached or does
@@ -152,6 +154,60 @@ impl Backoff {
         };
         sync::sleep_until((BootTime::now() + delay).min(deadline)).await;
         true
+    }
+}
+
+/// The tries of one acquire, or of one consumer of a queue, and what they wait for.
+pub(super) struct Tries<'a> {
+    pub(super) patience: Patience,
+    pub(super) deadline: BootTime,
+    pub(super) backoff: Backoff,
+    stall: &'a mut Stall,
+    /// Who is told, and of what.
+    on: (&'a Observers, &'a Name),
+}
+
+impl<'a> Tries<'a> {
+    pub(super) fn new(
+        patience: Patience,
+        retry: Retry,
+        stall: &'a mut Stall,
+        on: (&'a Observers, &'a Name),
+    ) -> Self {
+        Self {
+            patience,
+            deadline: patience.deadline(),
+            backoff: Backoff::new(retry),
+            stall,
+            on,
+        }
+    }
+
+    /// As [`Patience::bound`].
+    pub(super) fn bound<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T>>,
+    ) -> impl Future<Output = Result<T>> {
+        self.patience.bound(self.deadline, operation, call)
+    }
+
+    /// Sleeps until the next try. Returns `false` if there is none.
+    pub(super) async fn again(&mut self) -> bool {
+        self.backoff.sleep(self.deadline).await
+    }
+
+    /// As [`Tries::again`], after a failure, which is reported if another try follows.
+    pub(super) async fn again_after(&mut self, error: &Error) -> bool {
+        if self.backoff.retry != Retry::None && !self.deadline.has_passed() {
+            self.stall.begins(self.on.0, self.on.1, error);
+        }
+        self.again().await
+    }
+
+    /// Records that the engine has answered: only others are waited for.
+    pub(super) fn answered(&mut self) {
+        self.stall.ends(self.on.0, self.on.1);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 
-use super::{Fence, Fenced, Rule, Verdict, WriteToken};
+use super::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 use crate::core::engine::BoxFuture;
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -17,7 +17,14 @@ use crate::core::token::Token;
 #[derive(Debug, Clone, Default)]
 pub struct MemoryFence {
     rule: Rule,
-    values: Arc<Mutex<HashMap<Name, Fenced>>>,
+    values: Arc<Mutex<HashMap<Name, Value>>>,
+}
+
+/// A mark, and the data if any was written.
+#[derive(Debug)]
+struct Value {
+    token: Token,
+    data: Option<Vec<u8>>,
 }
 
 impl MemoryFence {
@@ -29,31 +36,53 @@ impl MemoryFence {
         }
     }
 
-    /// Judges a token, and changes the value if it is accepted.
-    fn judged(
+    /// Judges a token. If it is accepted, raises the mark to `mark` and runs `then` on the data.
+    fn judged<T>(
         &self,
         resource: &Name,
         token: WriteToken,
-        change: impl FnOnce(&mut Fenced),
-    ) -> Result<Verdict> {
-        token.stored()?;
+        mark: Option<i64>,
+        then: impl FnOnce(&mut Option<Vec<u8>>) -> T,
+    ) -> std::result::Result<T, Token> {
         let mut values = self.values.lock();
         let highest = values.get(resource).map(|value| value.token);
-        let verdict = self.rule.judge(highest, token);
-        if verdict == Verdict::Accepted {
-            let token = token.token();
-            let fresh = || Fenced {
-                token,
-                data: Vec::new(),
-            };
-            let value = values.entry(resource.clone()).or_insert_with(fresh);
-            value.token = token;
-            change(value);
+        if let Verdict::Stale { highest } = self.rule.judge(highest, token) {
+            return Err(highest);
         }
-        Ok(verdict)
+        let Some(mark) = mark.map(|mark| Token(mark.unsigned_abs())) else {
+            // Nothing older can come, so nothing was written either.
+            return Ok(then(&mut None));
+        };
+        let fresh = || Value {
+            token: mark,
+            data: None,
+        };
+        let value = values.entry(resource.clone()).or_insert_with(fresh);
+        value.token = mark;
+        Ok(then(&mut value.data))
+    }
+
+    /// Writes data, or leaves it as it is.
+    fn written(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Option<Vec<u8>>,
+    ) -> Result<Verdict> {
+        let mark = Some(token.stored()?);
+        let written = self.judged(resource, token, mark, |value| {
+            if data.is_some() {
+                *value = data;
+            }
+        });
+        Ok(match written {
+            Ok(()) => Verdict::Accepted,
+            Err(highest) => Verdict::Stale { highest },
+        })
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Fence for MemoryFence {
     fn write(
         &self,
@@ -62,16 +91,32 @@ impl Fence for MemoryFence {
         data: Vec<u8>,
     ) -> BoxFuture<Result<Verdict>> {
         let (fence, resource) = (self.clone(), resource.clone());
-        async move { fence.judged(&resource, token, |value| value.data = data) }.boxed()
+        async move { fence.written(&resource, token, Some(data)) }.boxed()
     }
 
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
         let (fence, resource) = (self.clone(), resource.clone());
-        async move { fence.judged(&resource, token, |_| {}) }.boxed()
+        async move { fence.written(&resource, token, None) }.boxed()
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        let (fence, resource) = (self.clone(), resource.clone());
+        async move {
+            let mark = fence.rule.mark_of_take(token)?;
+            let taken = fence.judged(&resource, token, mark, |data| data.clone());
+            Ok(match taken {
+                Ok(data) => Taken::Accepted { data },
+                Err(highest) => Taken::Stale { highest },
+            })
+        }
+        .boxed()
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
-        let value = self.values.lock().get(resource).cloned();
+        let value = self.values.lock().get(resource).map(|value| Fenced {
+            token: value.token,
+            data: value.data.clone().unwrap_or_default(),
+        });
         async move { Ok(value) }.boxed()
     }
 

@@ -4,6 +4,9 @@
 //! ones, in the same step as the write. So the write of a holder that was paused past its lease and
 //! replaced is refused, even if it still believes that it holds the lock.
 //!
+//! **Take, then read.** A write that depends on what was read begins with [`Fence::take`]: it raises
+//! the highest token first and reads then, so that no older holder can write in between.
+//!
 //! Exclusive holds (mutex, write lock, leadership) have a [`WriteToken`]. Readers have a
 //! [`ReadToken`], which is compared and never remembered. Permits are not fenced, because several
 //! holders may write.
@@ -19,6 +22,8 @@
 //! An engine's store is beside that engine (`engines/…/fence.rs`) and listed in `connect`; all
 //! stores pass one suite (`palisade_testkit::fences`).
 
+#[cfg(any(feature = "tokio-postgres", feature = "rusqlite", feature = "sqlx"))]
+mod bind;
 mod memory;
 mod token;
 
@@ -30,7 +35,7 @@ pub use token::{Presented, ReadToken, WriteToken};
 pub use token::{digits, read_digits};
 
 use crate::core::engine::BoxFuture;
-use crate::core::error::Result;
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::token::Token;
 
@@ -48,6 +53,32 @@ pub enum Verdict {
         /// The highest token accepted so far.
         highest: Token,
     },
+}
+
+/// The answer to [`Fence::take`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken<T = Vec<u8>> {
+    /// No older holder can write any more.
+    Accepted {
+        /// Everything that was accepted up to now; `None` if nothing was ever written.
+        data: Option<T>,
+    },
+    /// The token is older than an accepted one, or, with a strict fence, used up. Nothing was
+    /// changed.
+    Stale {
+        /// The highest token accepted so far.
+        highest: Token,
+    },
+}
+
+impl<T> Taken<T> {
+    /// The decision about the token, without the data.
+    pub fn verdict(&self) -> Verdict {
+        match *self {
+            Self::Accepted { .. } => Verdict::Accepted,
+            Self::Stale { highest } => Verdict::Stale { highest },
+        }
+    }
 }
 
 /// What a fence stores for a resource.
@@ -103,7 +134,34 @@ pub trait Fence: Send + Sync + 'static {
     /// - It judges as a write does.
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>>;
 
-    /// Reads the data that was last written, with the highest token accepted.
+    /// Raises the highest token, then reads: afterwards no older holder can write, and what it
+    /// returns is everything that was accepted. For a write that depends on what was read. After a
+    /// plain [`Fence::read`] a paused holder's write may still be accepted, and is overwritten by
+    /// the write that follows.
+    ///
+    /// # Behavior
+    /// - A lower token is stale, as in a write; the data is not returned.
+    /// - A write of an older holder that was not accepted before is stale afterwards.
+    /// - A write in flight is either in the data that it returns, or stale.
+    /// - A strict fence raises the mark to the number below the token, so that the token can still
+    ///   write once; a token that has written is stale.
+    /// - Nothing written is `None`, and empty data is `Some`.
+    /// - After an error the token may have been accepted, never a lower one after it.
+    ///
+    /// Once for each hold and resource is enough, and again after an upgrade.
+    ///
+    /// # Errors
+    /// As [`Fence::write`]. [`ErrorKind::Unsupported`] by this provided method: a fence of your own
+    /// implements it, or its users call [`Fence::accept`] and then [`Fence::read`].
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        let _ = (resource, token);
+        let message = "this fence can't take: call accept, and then read";
+        let error = Error::new(ErrorKind::Unsupported, "fence", message);
+        Box::pin(async move { Err(error) })
+    }
+
+    /// Reads the data that was last written, with the highest token accepted. A write that depends
+    /// on it needs [`Fence::take`] instead.
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>>;
 
     /// The highest token accepted so far.
@@ -130,6 +188,10 @@ impl<F: Fence + ?Sized> Fence for Arc<F> {
 
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
         (**self).accept(resource, token)
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        (**self).take(resource, token)
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
@@ -190,5 +252,17 @@ impl Rule {
             }
             _ => Verdict::Accepted,
         }
+    }
+
+    /// The mark that a token which is accepted leaves when it takes; `None` if no older token
+    /// exists. A strict fence keeps the token itself for the write.
+    #[doc(hidden)]
+    pub fn mark_of_take(self, token: WriteToken) -> Result<Option<i64>> {
+        let number = token.stored()?;
+        let mark = match self {
+            Self::NotOlder => number,
+            Self::Strict => number - 1,
+        };
+        Ok(Some(mark).filter(|mark| *mark > 0))
     }
 }

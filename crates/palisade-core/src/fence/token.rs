@@ -28,6 +28,11 @@ pub enum Presented {
 }
 
 impl WriteToken {
+    /// The bare number.
+    pub fn number(self) -> u64 {
+        self.0.0
+    }
+
     /// The number.
     pub fn token(self) -> Token {
         self.0
@@ -43,6 +48,11 @@ impl WriteToken {
 }
 
 impl ReadToken {
+    /// The bare number.
+    pub fn number(self) -> u64 {
+        self.0.0
+    }
+
     /// The number.
     pub fn token(self) -> Token {
         self.0

@@ -14,7 +14,9 @@
 //!
 //! The name of a lock is never a label, because the number of names is unbounded.
 
-use metrics::{counter, gauge, histogram};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use crate::core::claim::Mode;
 use crate::core::engine::BoxFuture;
@@ -22,7 +24,7 @@ use crate::core::error::Result;
 use crate::core::events::{Ending, Event, Observer};
 use crate::core::name::Name;
 use crate::core::token::Token;
-use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
+use crate::fence::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 
 /// Records the metrics of a client. See the module's table.
 ///
@@ -34,6 +36,57 @@ use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Metrics;
+
+impl Metrics {
+    /// Describes these metrics, and that of [`FenceMetrics`], to the recorder that is installed:
+    /// exporters print the texts beside the figures. Call it once, after installing the recorder.
+    pub fn describe() {
+        describe_counter!(
+            "palisade_acquire_total",
+            "Completed acquires, by outcome: held, busy, failed or cancelled"
+        );
+        describe_histogram!(
+            "palisade_wait_seconds",
+            Unit::Seconds,
+            "How long acquires took until they were held, or over"
+        );
+        describe_histogram!(
+            "palisade_hold_seconds",
+            Unit::Seconds,
+            "How long locks were held"
+        );
+        describe_counter!(
+            "palisade_renew_total",
+            "Renewals of leases, by outcome: held, lost, evicted or unknown"
+        );
+        describe_histogram!(
+            "palisade_renew_seconds",
+            Unit::Seconds,
+            "How long renewals of leases took"
+        );
+        describe_counter!(
+            "palisade_lost_total",
+            "Holds that were lost, by reason: expired, taken or evicted"
+        );
+        describe_counter!(
+            "palisade_deadlocks_total",
+            "Deadlocks that a waiter found itself in (found), and those that it ended (gave_way)"
+        );
+        describe_gauge!(
+            "palisade_held",
+            "Locks held now by this process, or by the clients of this gateway; not those of others"
+        );
+        describe_gauge!(
+            "palisade_waiting",
+            "Claims waiting now of this process, or of the clients of this gateway; not those of \
+             others"
+        );
+        describe_counter!(
+            "palisade_fence_rejected_total",
+            "Stale tokens that a fence refused"
+        );
+    }
+}
 
 impl Observer for Metrics {
     fn see(&self, event: &Event<'_>) {
@@ -88,6 +141,8 @@ impl Observer for Metrics {
                 )
                 .increment(1);
             }
+            // Each acquire counts once, by its outcome; the engine's state is that of its renewals.
+            Event::Stalled { .. } => {}
             Event::Deadlocked {
                 engine, gives_way, ..
             } => {
@@ -115,17 +170,21 @@ fn kind(mode: Mode) -> &'static str {
 pub struct FenceMetrics<F>(pub F);
 
 impl<F: Fence> FenceMetrics<F> {
-    fn count(verdict: BoxFuture<Result<Verdict>>) -> BoxFuture<Result<Verdict>> {
+    fn count<T: Send + 'static>(
+        answer: BoxFuture<Result<T>>,
+        verdict: impl FnOnce(&T) -> Verdict + Send + 'static,
+    ) -> BoxFuture<Result<T>> {
         Box::pin(async move {
-            let verdict = verdict.await;
-            if matches!(verdict, Ok(Verdict::Stale { .. })) {
+            let answer = answer.await?;
+            if let Verdict::Stale { .. } = verdict(&answer) {
                 counter!("palisade_fence_rejected_total").increment(1);
             }
-            verdict
+            Ok(answer)
         })
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<F: Fence> Fence for FenceMetrics<F> {
     fn write(
         &self,
@@ -133,11 +192,15 @@ impl<F: Fence> Fence for FenceMetrics<F> {
         token: WriteToken,
         data: Vec<u8>,
     ) -> BoxFuture<Result<Verdict>> {
-        Self::count(self.0.write(resource, token, data))
+        Self::count(self.0.write(resource, token, data), |verdict| *verdict)
     }
 
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
-        Self::count(self.0.accept(resource, token))
+        Self::count(self.0.accept(resource, token), |verdict| *verdict)
+    }
+
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        Self::count(self.0.take(resource, token), Taken::verdict)
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {

@@ -80,6 +80,10 @@ impl Observer for Trace {
                 let why = why.map(tracing::field::display);
                 warn!(target: "palisade", engine, %name, reason = reason.code(), why, "lost");
             }
+            Event::Stalled { engine, name, why } => match why {
+                Some(why) => warn!(target: "palisade", engine, %name, %why, "stalled"),
+                None => info!(target: "palisade", engine, %name, "no longer stalled"),
+            },
             Event::Deadlocked {
                 engine,
                 name,

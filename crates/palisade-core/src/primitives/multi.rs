@@ -7,6 +7,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::select_all;
 use futures_util::stream::FuturesUnordered;
 
 use crate::core::acquire::Request;
@@ -134,12 +135,14 @@ impl MultiHold {
 
     /// Resolves when one of them is lost.
     pub async fn lost(&self) -> Loss {
-        let mut losses: FuturesUnordered<_> = self.0.iter().map(Hold::lost).collect();
-        match losses.next().await {
-            Some(loss) => loss,
+        if self.0.is_empty() {
             // There is always at least one hold.
-            None => std::future::pending().await,
+            return std::future::pending().await;
         }
+        // Each poll polls them all, and so looks at the clock for each.
+        select_all(self.0.iter().map(|hold| Box::pin(hold.lost())))
+            .await
+            .0
     }
 
     /// Runs `work` while all are held, and drops it unfinished when one is lost.

@@ -81,15 +81,19 @@ function askForToken(needed) {
     return;
   }
   const wrong = gateway.hasToken() ? "The gateway does not know this token." : "";
+  const offered = gateway.offeredToken();
+  const offer = offered === null ? "" : " The link that you opened has another one, which is filled in.";
   if (open !== null) {
-    setText(open.querySelector(".failed"), wrong);
+    setText(open.querySelector(".failed"), wrong + offer);
+    if (offered !== null && open.querySelector("input").value === "") open.querySelector("input").value = offered;
     return;
   }
   const token = h("input", { type: "password", id: "token", required: true, autocomplete: "off", spellcheck: "false" });
   const form = h("form", { method: "dialog" }, h("h2", {}, "Token"),
     h("p", {}, "This gateway requires a token. It is in the address that ", h("code", {}, "palisade serve"), " shows, or is the one that its operator gave you. Only this tab keeps it."),
-    h("label", { for: "token" }, "Token"), token, h("p", { class: "failed", role: "alert" }, wrong),
+    h("label", { for: "token" }, "Token"), token, h("p", { class: "failed", role: "alert" }, wrong + offer),
     h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Show the locks")));
+  token.value = offered ?? "";
   const dialog = h("dialog", { class: "token", "aria-label": "Token" }, form);
   form.addEventListener("submit", (event) => {
     event.preventDefault();

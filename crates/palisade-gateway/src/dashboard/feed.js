@@ -14,6 +14,8 @@ const POLL = 1_000;
 const APART = 150;
 /** The pause before a retry after a failure. */
 const [RETRY_FIRST, RETRY_LAST] = [500, 5_000];
+/** By how much more than the time of a survey a lease must have grown to count as renewed, in ms. */
+const SLACK = 50;
 
 export const feed = {
   /** From names to lines, as the last survey found them. */
@@ -27,8 +29,9 @@ export const feed = {
 };
 
 const listeners = new Set();
-/** The longest lease seen of each claim, the full length of its bar. */
-let longest = new Map();
+/** Of each claim: how long its lease still ran at the last survey, and the full length of its bar,
+ * 0 while that is unknown: until a renewal is seen, unless the claim is new. */
+let leases = new Map();
 let stream = null;
 let streaming = false;
 let wake = () => {};
@@ -57,10 +60,18 @@ export function left(claim) {
   return Math.max(0, claim.expires_in_ms - (performance.now() - feed.surveyed));
 }
 
-/** The same as a fraction of the longest lease. */
+/** The same as a fraction of the longest lease; `null` while that is unknown. */
 export function leftPart(claim) {
-  const now = left(claim);
-  return now === null ? null : Math.min(1, now / Math.max(1, longest.get(claim.id) ?? now));
+  const [now, full] = [left(claim), leases.get(claim.id)?.full ?? 0];
+  return now === null || full === 0 ? null : Math.min(1, now / full);
+}
+
+/** The full length of a claim's bar, as far as this survey shows it. */
+function fullLease(claim, elapsed, slack) {
+  const [now, before] = [claim.expires_in_ms, leases.get(claim.id)];
+  const isNew = before === undefined && feed.surveyed > 0;
+  const isRenewed = before !== undefined && now > before.now - elapsed + slack;
+  return isNew || isRenewed || before?.full > 0 ? Math.max(now, before?.full ?? 0) : 0;
 }
 
 /** The age of a claim, in ms; `null` if unknown. */
@@ -73,15 +84,16 @@ async function survey() {
   const started = performance.now();
   const found = await gateway.lines();
   const lines = new Map(found.map((line) => [line.name, line]));
-  const leases = new Map();
+  const [now, seen] = [performance.now(), new Map()];
   for (const line of found) {
     for (const claim of [...line.holders, ...line.waiters]) {
-      if (typeof claim.expires_in_ms === "number") {
-        leases.set(claim.id, Math.max(claim.expires_in_ms, longest.get(claim.id) ?? 0));
-      }
+      if (typeof claim.expires_in_ms !== "number") continue;
+      // The answer was made at some time since the request was sent.
+      const full = fullLease(claim, now - feed.surveyed, now - started + SLACK);
+      seen.set(claim.id, { now: claim.expires_in_ms, full });
     }
   }
-  longest = leases;
+  leases = seen;
   if (feed.surveyed > 0) compare(feed.lines, lines, gateway.now());
   Object.assign(feed, { lines, surveyed: performance.now(), at: Date.now(), problem: null });
   return performance.now() - started;

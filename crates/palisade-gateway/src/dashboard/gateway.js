@@ -25,16 +25,33 @@ export function now() {
   return Date.now() + ahead;
 }
 
-/** Takes a token from the address and removes it there; returns whether there was one. */
+/**
+ * The token of a link that was opened in a tab with another one. Whoever made the link could have
+ * chosen it, so it is only offered, and only when the gateway does not accept the tab's own.
+ */
+let offered = null;
+
+/** Takes a token from the address and removes it there; returns whether the tab has it now. */
 export function takeToken() {
   const fragment = location.hash.slice(1);
   if (fragment === "" || fragment.startsWith("/")) return false;
   history.replaceState(null, "", `${location.pathname}${location.search}#/locks`);
-  setToken(fragment.replace(/^token=/, ""));
+  const token = fragment.replace(/^token=/, "");
+  if (hasToken()) {
+    offered = token;
+    return false;
+  }
+  setToken(token);
   return true;
 }
 
+/** The token of the last link, if the tab had another one. */
+export function offeredToken() {
+  return offered;
+}
+
 export function setToken(token) {
+  offered = null;
   if (token === null) sessionStorage.removeItem(KEY);
   else sessionStorage.setItem(KEY, token.trim());
 }

@@ -108,9 +108,10 @@ export function fillBar({ bar, track, left: shown }, claim) {
   setText(shown, remaining === null ? "" : seconds(remaining));
   if (remaining === null) return;
   const part = leftPart(claim);
-  const width = `${Math.round(part * 100)}%`;
+  track.classList.toggle("unknown", part === null);
+  const width = `${Math.round((part ?? 0) * 100)}%`;
   if (bar.style.width !== width) bar.style.width = width;
-  bar.classList.toggle("low", part < 0.25);
+  bar.classList.toggle("low", part !== null && part < 0.25);
 }
 
 export function locksPage(main) {

@@ -17,6 +17,7 @@ use super::{Answered, Asking, Routes};
 use crate::access::secret;
 use crate::answer::reply;
 use crate::claim::{Asked, Claim, Order, Stage, Told};
+use crate::limits::Counted;
 use crate::problem::Problem;
 use crate::session::{Change, Known, Session};
 use crate::spans::TRACE;
@@ -24,8 +25,6 @@ use crate::wire::{self, MakeClaim};
 
 /// The shortest ttl of a session that a claim without one opens.
 const CURL_TTL: Duration = Duration::from_secs(30);
-/// The longest id that a client may give a claim.
-const LONGEST_ID: usize = 128;
 /// How long an engine may take for its first answer before a request reports it as unreachable:
 /// more than the engine's own default timeout.
 const ENGINE_TIME: Duration = Duration::from_secs(5);
@@ -33,6 +32,7 @@ const ENGINE_TIME: Duration = Duration::from_secs(5);
 impl Routes {
     /// The claim with this id in the session that a request names.
     fn known(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Known), Problem> {
+        wire::check_id("id", id).map_err(Problem::bad_request)?;
         let session = self.session(asking)?;
         let known = session.claim(id).ok_or_else(no_claim)?;
         Ok((session, known))
@@ -42,9 +42,10 @@ impl Routes {
     fn live(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Arc<Claim>), Problem> {
         let (session, known) = self.known(asking, id)?;
         match known {
-            Known::Over(over) => Err(self.over(asking, &over.stage)),
+            Known::Over(over) => Err(self.over(asking, &over)),
             Known::Live(claim) if !asking.principal.may_use(claim.asked.name.as_str()) => {
-                Err(Problem::forbidden("you may not use this name any more"))
+                let refused = Problem::forbidden("you may not use this name any more");
+                Err(refused.about(claim.asked.name.as_str()))
             }
             Known::Live(claim) => Ok((session, claim)),
         }
@@ -69,7 +70,7 @@ impl Routes {
             "claim": claim.claim.to_string(),
             "name": claim.asked.name.as_str(),
             "state": stage.word(),
-            "url": self.names.url(asking.door),
+            "url": self.names.url(asking.via.door),
         });
         if let Stage::Held { token, sequence } = stage {
             answer["token"] = token.to_string().into();
@@ -121,7 +122,8 @@ impl Routes {
     pub(super) async fn claim(&self, asking: &Asking, asked: MakeClaim) -> Answered {
         let name = Name::new(&asked.name)?;
         if !asking.principal.may_use(name.as_str()) {
-            return Err(Problem::forbidden("you may not use this name"));
+            let refused = Problem::forbidden("you may not use this name");
+            return Err(refused.about(name.as_str()));
         }
         wire::passable(&self.client.capability())?;
         asked.check().map_err(Problem::bad_request)?;
@@ -131,28 +133,32 @@ impl Routes {
             .id
             .clone()
             .unwrap_or_else(|| secret()[..32].to_owned());
-        if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) {
-            return Err(Problem::bad_request(
-                "an id has 1 to 128 bytes without control characters",
-            ));
-        }
+        wire::check_id("id", &id).map_err(Problem::bad_request)?;
+        // Before it enters: a refusal leaves nothing behind.
+        let counted = self.sessions.counters.waiting(&asking.principal)?;
         if asking.headers.contains_key(SESSION) {
             let session = self.session(asking)?;
             let wait = wait(&session, asked.wait.as_deref())?;
             let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
-            return self.wait(asking, &session, &claim, wait, true).await;
+            // Thousands may wait, each with a document.
+            drop(asked);
+            let waits = (wait, true, counted);
+            return self.wait(asking, &session, &claim, waits).await;
         }
         // A client without a session gets one, and its secret.
         let asked_wait = asked.wait.as_deref();
         let asked_wait = asked_wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
         let ttl = CURL_TTL.max(asked_wait.saturating_mul(3));
+        let ttl = self.sessions.counters.ttl(None, ttl)?;
         let ttl = self.client.capability().explicit_ttl(ttl)?;
         let principal = &asking.principal;
         let (session, secret) = self.sessions.open(principal, &self.client, ttl, None)?;
         let entered = async {
             let wait = wait(&session, asked.wait.as_deref())?;
             let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
-            self.wait(asking, &session, &claim, wait, true).await
+            drop(asked);
+            let waits = (wait, true, counted);
+            self.wait(asking, &session, &claim, waits).await
         };
         match entered.await {
             Ok(mut answer) => {
@@ -189,7 +195,10 @@ impl Routes {
             let Some(until) = until.filter(|_| may_claim) else {
                 return Err(Problem::draining());
             };
-            let (counted, remembered) = self.sessions.counters.claim(&asking.principal)?;
+            let owner = owner(asking, session, document);
+            let bytes = asked.value.as_ref().map_or(0, String::len) + owner.to_json().len();
+            let counters = &self.sessions.counters;
+            let (counted, remembered) = counters.claim(&asking.principal, bytes)?;
             let client = match &document.agent {
                 None => session.client.clone(),
                 Some(agent) => agent.of(&session.client),
@@ -200,7 +209,7 @@ impl Routes {
             }
             let queue = asked.queue != Some(false);
             let claim_id = session.claim_id(&id);
-            let entry = request.entry(claim_id, owner(asking, session, document), queue)?;
+            let entry = request.entry(claim_id, owner, queue)?;
             let span = asking.span.as_deref();
             let span = Mutex::new(self.spans.claim(span, &asked.name, claim_id));
             let told = {
@@ -241,7 +250,9 @@ impl Routes {
         let wait = wait(&session, asked.wait.as_deref())?;
         let keep = asked.keep.unwrap_or(true);
         let known = Known::Live(claim);
-        self.wait(asking, &session, &known, wait, keep).await
+        let counted = self.sessions.counters.waiting(&asking.principal)?;
+        let waits = (wait, keep, counted);
+        self.wait(asking, &session, &known, waits).await
     }
 
     async fn wait(
@@ -249,14 +260,12 @@ impl Routes {
         asking: &Asking,
         session: &Session,
         known: &Known,
-        wait: Duration,
-        keep: bool,
+        (wait, keep, _counted): (Duration, bool, Counted),
     ) -> Answered {
         let claim = match known {
             Known::Live(claim) => claim,
-            Known::Over(over) => return Err(self.over(asking, &over.stage)),
+            Known::Over(over) => return Err(self.over(asking, over)),
         };
-        let _counted = self.sessions.counters.waiting(&asking.principal)?;
         if let Some(until) = self.sessions.extend(session, asking.arrival)?
             && keep
         {
@@ -316,16 +325,17 @@ impl Routes {
     }
 
     pub(super) async fn release(&self, asking: &Asking, asked: wire::Release) -> Answered {
+        wire::check_id("id", &asked.id).map_err(Problem::bad_request)?;
         let session = self.session(asking)?;
         let Some(known) = session.claim(&asked.id) else {
             // The claim may still be in flight.
             let remembered = self.sessions.counters.remembered(&asking.principal)?;
-            session.left_before(asked.id, remembered);
+            session.left_before(&asked.id, remembered);
             return Err(no_claim());
         };
         self.sessions.extend(&session, asking.arrival)?;
         let over = match known {
-            Known::Over(over) => over.stage.clone(),
+            Known::Over(over) => over,
             Known::Live(claim) => {
                 let (answer, answered) = oneshot::channel();
                 claim.order(Order::Release(answer));
@@ -357,8 +367,9 @@ fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
     let longest = session.longest_wait();
     if wait > longest {
         return Err(Problem::bad_request(format!(
-            "a request may wait for {longest:?} in this session (a third of its ttl, at most 50s); \
-             ask with queue, then wait again"
+            "a request may wait for {} in this session (a third of its ttl, at most 50s); \
+             ask with queue, then wait again",
+            palisade::command::rounded(longest)
         )));
     }
     Ok(wait)

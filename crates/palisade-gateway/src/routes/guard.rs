@@ -131,6 +131,14 @@ impl Names {
     }
 }
 
+/// Of two hosts, whatever is in front of the gateway may have checked the other one.
+pub(super) fn check_one_host(headers: &HeaderMap) -> Result<(), Problem> {
+    if headers.get_all(HOST).iter().nth(1).is_some() {
+        return Err(Problem::bad_request("send one Host field"));
+    }
+    Ok(())
+}
+
 pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;

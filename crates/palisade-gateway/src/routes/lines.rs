@@ -1,5 +1,6 @@
 //! The routes of lines: who holds and who waits, who leads, and hints about changes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -11,7 +12,7 @@ use serde_json::json;
 
 use super::body::duration;
 use super::{Answered, Asking, Routes};
-use crate::answer::reply;
+use crate::answer::{document, reply};
 use crate::events;
 use crate::problem::Problem;
 use crate::wire;
@@ -19,6 +20,12 @@ use crate::wire;
 /// The default and the maximum number of lines in one response.
 const LINES: usize = 1000;
 const MOST_LINES: usize = 10_000;
+/// The longest page, in bytes, unless one line alone is longer.
+const PAGE: usize = 4 * 1024 * 1024 - 1024;
+/// How many lines are shown before others get their turn.
+const AT_ONCE: usize = 64;
+/// How much of a refused prefix is in the audit events.
+const LONGEST_SHOWN: usize = 256;
 /// The longest that a request waits for a leader.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
@@ -41,24 +48,47 @@ impl Routes {
         let records = query
             .get("records")
             .is_some_and(|records| records == "true");
+        // A survey of all lines is work, whoever asks.
+        let _one = match &scope {
+            Scope::Prefix(_) => {
+                self.sessions
+                    .counters
+                    .great_request(&asking.principal)
+                    .await
+            }
+            Scope::Line(_) => None,
+        };
         let mut found = self.client.survey(scope).await?;
-        found.retain(|line| line.name.as_str() > after && asking.principal.may_see(&line.name));
+        let sees = |name: &str| asking.principal.may_see(name);
+        found.retain(|line| line.name.as_str() > after && sees(&line.name));
         found.sort_by(|one, other| one.name.cmp(&other.name));
         let more = found.len() > limit;
         found.truncate(limit);
-        let next = found.last().filter(|_| more).map(|line| line.name.clone());
-        let lines: Result<Vec<_>, _> = found
-            .iter()
-            .map(|line| wire::line(&self.client, line, records))
-            .collect();
-        let answer = json!({"lines": lines?, "next": next});
-        Ok(reply(StatusCode::OK, &answer))
+        let mut next = found.last().filter(|_| more).map(|line| line.name.as_str());
+        let mut text = String::from("{\"lines\":[");
+        for (at, line) in found.iter().enumerate() {
+            if at % AT_ONCE == AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+            let line = wire::line(&self.client, line, records, sees)?.to_string();
+            if at > 0 {
+                // One line may be longer than a page: it is one alone.
+                if text.len() + line.len() > PAGE {
+                    next = Some(&found[at - 1].name);
+                    break;
+                }
+                text.push(',');
+            }
+            text += &line;
+        }
+        text += &format!("],\"next\":{}}}", json!(next));
+        Ok(document(text))
     }
 
     fn seen(&self, asking: &Asking, name: &str) -> Result<Name, Problem> {
         let name = Name::new(name)?;
         if !asking.principal.may_see(name.as_str()) {
-            return Err(Problem::forbidden("you may not see this name"));
+            return Err(Problem::forbidden("you may not see this name").about(name.as_str()));
         }
         Ok(name)
     }
@@ -103,7 +133,10 @@ impl Routes {
         // Without a prefix: everything that the principal may see, and nothing else.
         let prefixes = match asking.query.get("prefix") {
             Some(prefix) if asking.principal.may_see(prefix) => vec![prefix.as_str()],
-            Some(_) => return Err(Problem::forbidden("you may not see this prefix")),
+            Some(prefix) => {
+                let shown: String = prefix.chars().take(LONGEST_SHOWN).collect();
+                return Err(Problem::forbidden("you may not see this prefix").about(&shown));
+            }
             None => asking.principal.visible(),
         };
         if prefixes.is_empty() {
@@ -112,6 +145,7 @@ impl Routes {
         let counted = self.sessions.counters.waiting(&asking.principal)?;
         let watch = |prefix: &str| self.client.engine().watch(Scope::Prefix(prefix.into()));
         let changes = stream::select_all(prefixes.into_iter().map(watch));
-        Ok(events::of_lines(Box::pin(changes), counted))
+        let ended = self.access.clone().ended(Arc::clone(&asking.principal));
+        Ok(events::of_lines(Box::pin(changes), counted, ended))
     }
 }

@@ -24,16 +24,18 @@ use opentelemetry::trace::SpanContext;
 use palisade::{BootTime, Client};
 use serde_json::json;
 
-use self::body::{duration, read};
+use self::body::duration;
 pub(crate) use self::guard::Names;
 pub(crate) use self::operate::Views;
 use crate::access::{Access, Door, Principal};
 use crate::answer::{Answer, reply};
-use crate::audit::Audit;
+use crate::audit::{Audit, Source};
+use crate::connections::Via;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::sessions::Sessions;
 use crate::spans::{Open, Spans};
+use crate::tls::Tls;
 
 /// All routes. A test finds a route of this list that `route` does not handle.
 pub(crate) const ROUTES: &[(&str, &str)] = &[
@@ -74,11 +76,14 @@ pub(crate) struct Routes {
     pub(crate) metrics: Metrics,
     pub(crate) views: Views,
     pub(crate) spans: Spans,
+    pub(crate) tls: Option<Tls>,
+    /// The connections without a valid token that a peer may have.
+    pub(crate) per_peer: usize,
 }
 
 /// A request of a known principal.
 struct Asking {
-    door: Door,
+    via: Via,
     principal: Arc<Principal>,
     /// The headers that a handler reads.
     headers: HeaderMap,
@@ -101,7 +106,7 @@ impl Routes {
     /// The response to a request. The request's buffers are freed before anything is awaited.
     pub(crate) fn answer(
         self: Arc<Self>,
-        door: Door,
+        via: Via,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Answer> {
         let arrival = BootTime::now();
@@ -114,7 +119,9 @@ impl Routes {
             None => "other",
         };
         let mut span = self.spans.request(&method, path, request.headers());
-        let routed = Arc::clone(&self).route(door, arrival, request, &mut span);
+        let mut source = via.peer.map_or(Source::Socket, Source::Peer);
+        let peer = via.peer;
+        let routed = Arc::clone(&self).route(via, arrival, request, &mut span, &mut source);
         Box::pin(async move {
             let answered = match routed {
                 Ok(answer) => answer.await,
@@ -123,8 +130,12 @@ impl Routes {
             let answer = answered.unwrap_or_else(|problem| {
                 if matches!(problem.status.as_u16(), 401 | 403 | 421) {
                     let (method, code) = (method.as_str(), problem.code);
-                    let details = json!({"method": method, "path": path, "code": code});
-                    self.audit.refused(details);
+                    let mut details = json!({"method": method, "path": path, "code": code});
+                    if let Some(lock) = &problem.lock {
+                        details["lock"] = lock.as_str().into();
+                    }
+                    details["peer"] = peer.map_or("socket".into(), |peer| peer.to_string().into());
+                    self.audit.refused(&source, details);
                 }
                 crate::answer::problem(&problem)
             });
@@ -143,20 +154,25 @@ impl Routes {
     /// Requests that are refused before their route is looked up.
     fn route(
         self: Arc<Self>,
-        door: Door,
+        via: Via,
         arrival: BootTime,
         request: Request<Incoming>,
         span: &mut Option<Open>,
+        source: &mut Source,
     ) -> Result<BoxFuture<'static, Answered>, Problem> {
         let (head, body) = request.into_parts();
         // Kubelets and load balancers probe health under any host name.
         let health = matches!(head.uri.path(), "/healthz" | "/readyz");
-        if door == Door::Port && !health {
+        guard::check_one_host(&head.headers)?;
+        if via.door == Door::Port && !health {
             self.names.check_host(&head.headers)?;
         }
         let query = guard::query(head.uri.query().unwrap_or_default())?;
         let (method, path) = (head.method.as_str(), head.uri.path());
         if let Some(file) = page::file(path).filter(|_| method == "GET") {
+            if via.place.is_hurried() {
+                return Err(Problem::crowded());
+            }
             return Ok(Box::pin(std::future::ready(Ok(file))));
         }
         let known = ROUTES.iter().find(|known| **known == (method, path));
@@ -179,13 +195,17 @@ impl Routes {
             _ => {}
         }
         let token = guard::bearer(&head.headers);
-        let principal = self.access.principal(door, token);
-        let principal = principal.ok_or_else(Problem::unauthorized)?;
+        let Some(principal) = self.access.principal(via.door, token) else {
+            via.place.unknown();
+            return Err(Problem::unauthorized());
+        };
+        *source = Source::Principal(principal.name.clone());
+        via.place.known(&principal.name)?;
         if let Some(span) = span {
             span.asked_by(&principal.name);
         }
         if head.method != Method::GET {
-            self.names.check_origin(door, &head.headers)?;
+            self.names.check_origin(via.door, &head.headers)?;
         }
         let deadline = match head.headers.get(TIMEOUT).map(|text| text.to_str()) {
             None => BootTime::NEVER,
@@ -193,7 +213,7 @@ impl Routes {
             Some(Err(_)) => return Err(Problem::bad_request("Palisade-Timeout is not text")),
         };
         let asking = Asking {
-            door,
+            via,
             principal,
             query,
             arrival,
@@ -213,33 +233,34 @@ impl Routes {
 
     async fn handle(&self, asking: &Asking, route: (&str, &str), body: Incoming) -> Answered {
         match route {
-            ("POST", "/v1/sessions") => self.open_session(asking, read(asking, body).await?),
+            ("POST", "/v1/sessions") => self.open_session(asking, self.read(asking, body).await?),
             ("DELETE", "/v1/sessions") => self.close_session(asking).await,
             ("POST", "/v1/sessions/keepalive") => {
-                self.keep_alive(asking, read(asking, body).await?)
+                let asked = self.read(asking, body).await?;
+                self.keep_alive(asking, asked).await
             }
             ("GET", "/v1/sessions/events") => self.session_events(asking),
             ("POST", "/v1/claims") => {
-                let asked = read(asking, body).await?;
+                let asked = self.read(asking, body).await?;
                 self.claim(asking, asked).await
             }
             ("POST", "/v1/claims/wait") => {
-                let asked = read(asking, body).await?;
+                let asked = self.read(asking, body).await?;
                 self.wait_on(asking, asked).await
             }
             ("POST", "/v1/claims/amend") => {
-                let asked = read(asking, body).await?;
+                let asked = self.read(asking, body).await?;
                 self.amend(asking, asked).await
             }
             ("POST", "/v1/claims/release") => {
-                let asked = read(asking, body).await?;
+                let asked = self.read(asking, body).await?;
                 self.release(asking, asked).await
             }
             ("GET", "/v1/lines") => self.lines(asking).await,
             ("GET", "/v1/leaders") => self.leader(asking).await,
             ("GET", "/v1/events") => self.line_events(asking),
             ("POST", "/v1/evictions") => {
-                let asked = read(asking, body).await?;
+                let asked = self.read(asking, body).await?;
                 self.evict(asking, asked).await
             }
             ("GET", "/v1/deadlocks") => self.deadlocks(asking).await,

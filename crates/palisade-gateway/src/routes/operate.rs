@@ -13,6 +13,7 @@ use super::{Answered, Asking, Routes};
 use crate::answer::reply;
 use crate::claim::Stage;
 use crate::problem::Problem;
+use crate::tls::Tls;
 use crate::wire::{self, How};
 
 /// How long one check of the engine is cached: many clients may ask, some without a token.
@@ -89,7 +90,15 @@ impl Routes {
             return Err(Problem::bad_request("name the claim that is to be told"));
         }
         if !asking.principal.may_operate(name.as_str()) {
-            return Err(Problem::forbidden("you may not evict from this name"));
+            let refused = Problem::forbidden("you may not evict from this name");
+            return Err(refused.about(name.as_str()));
+        }
+        if asked
+            .claim
+            .as_ref()
+            .is_some_and(|claim| claim.len() > wire::LONGEST_CLAIM)
+        {
+            return Err(Problem::bad_request("the field `claim` has at most 1 KiB"));
         }
         if asked.reason.trim().is_empty() || asked.reason.len() > LONGEST_REASON {
             return Err(Problem::bad_request(
@@ -98,6 +107,7 @@ impl Routes {
         }
         let details = json!({
             "principal": asking.principal.name,
+            "peer": asking.via.peer,
             "name": name.as_str(),
             "claim": asked.claim,
             "how": asked.how,
@@ -170,9 +180,11 @@ impl Routes {
             Some("false") => Checkup::default(),
             _ => self.client.check().await?,
         };
+        let own = self.tls.as_ref().and_then(Tls::finding);
         let findings: Vec<Value> = checkup
             .findings
             .iter()
+            .chain(&own)
             .map(|finding| {
                 json!({
                     "severity": wire::severity(finding.severity),
@@ -184,7 +196,10 @@ impl Routes {
             .collect();
         let answer = json!({
             "engine": self.client.describe(),
-            "capability": wire::capability(&self.client.capability()),
+            "capability": wire::capability(
+                &self.client.capability(),
+                self.sessions.counters.longest_ttl(),
+            ),
             "passable": wire::passable(&self.client.capability()).is_ok(),
             "version": checkup.version,
             "clock_ahead_us": checkup.clock_ahead_us,

@@ -124,7 +124,7 @@ const FILES: &[(&str, &str, &str)] = &[
 /// The file at this path.
 pub(super) fn file(path: &str) -> Option<Answer> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
-    let mut response = made(StatusCode::OK, kind, text.as_bytes().to_vec());
+    let mut response = made(StatusCode::OK, kind, text.as_bytes());
     let policy = HeaderValue::from_static(POLICY);
     response
         .headers_mut()

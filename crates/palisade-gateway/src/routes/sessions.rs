@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use hyper::StatusCode;
+use palisade::BootTime;
 use serde_json::{Value, json};
 
 use super::body::duration;
 use super::{Answered, Asking, Routes};
-use crate::answer::reply;
+use crate::answer::{document, reply};
 use crate::events;
 use crate::problem::Problem;
 use crate::session::{Known, Session};
@@ -16,12 +17,20 @@ use crate::wire;
 /// The header with a session's secret.
 pub(super) const SESSION: &str = "palisade-session";
 
+/// How many claims of a keep-alive are handled before others get their turn.
+const AT_ONCE: usize = 256;
+
 impl Routes {
     pub(super) fn open_session(&self, asking: &Asking, asked: wire::OpenSession) -> Answered {
-        let ttl = match asked.ttl.as_deref() {
-            Some(ttl) => duration("ttl", ttl)?,
-            None => self.client.ttl(),
-        };
+        if !asking.principal.uses_anything() {
+            let detail = "you may use no name, so that a session would be of no use";
+            return Err(Problem::forbidden(detail));
+        }
+        let ttl = asked.ttl.as_deref().map(|ttl| duration("ttl", ttl));
+        let ttl = self
+            .sessions
+            .counters
+            .ttl(ttl.transpose()?, self.client.ttl())?;
         let ttl = self.client.capability().explicit_ttl(ttl)?;
         if let Some(secret) = &asked.secret
             && !(secret.len() == 64 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -42,7 +51,7 @@ impl Routes {
             "id": session.id,
             "secret": secret,
             "ttl_ms": session.ttl.as_millis() as u64,
-            "url": self.names.url(asking.door),
+            "url": self.names.url(asking.via.door),
         })
     }
 
@@ -59,12 +68,49 @@ impl Routes {
         self.sessions.find(&asking.principal, secret)
     }
 
-    pub(super) fn keep_alive(&self, asking: &Asking, asked: wire::KeepAlive) -> Answered {
+    pub(super) async fn keep_alive(&self, asking: &Asking, asked: wire::KeepAlive) -> Answered {
         let session = self.session(asking)?;
+        let (counters, claims) = (&self.sessions.counters, &asked.claims);
+        let most = counters.most_claims();
+        if claims.len() > most {
+            return Err(Problem::bad_request(format!(
+                "the field `claims`: a principal has at most {most} claims"
+            )));
+        }
+        if let Some(flaw) = asked.flaw {
+            return Err(Problem::bad_request(flaw));
+        }
+        let _one = match claims.len() {
+            0..=AT_ONCE => None,
+            _ => counters.great_request(&asking.principal).await,
+        };
         let until = self.sessions.extend(&session, asking.arrival)?;
-        let answers = asked.claims.iter().map(|id| match session.claim(id) {
+        // The text is put together here: that of a long list is as much work as the list.
+        let mut text = String::from("{\"claims\":[");
+        for (at, id) in claims.iter().enumerate() {
+            if at > 0 {
+                text.push(',');
+                if at % AT_ONCE == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            text += &self.kept(asking, &session, id, until).to_string();
+        }
+        let rest = json!({
+            "draining": self.sessions.is_draining(),
+            "id": session.id,
+            "url": self.names.url(asking.via.door),
+        });
+        text += "],";
+        text += &rest.to_string()[1..];
+        Ok(document(text))
+    }
+
+    /// The state of a claim that a keep-alive names.
+    fn kept(&self, asking: &Asking, session: &Session, id: &str, until: Option<BootTime>) -> Value {
+        match session.claim(id) {
             None => json!({"id": id, "state": "no_claim"}),
-            Some(Known::Over(over)) => json!({"id": id, "state": over.stage.word()}),
+            Some(Known::Over(over)) => json!({"id": id, "state": over.word()}),
             Some(Known::Live(claim)) => {
                 // A claim whose right was taken away is not extended.
                 if let Some(until) = until
@@ -72,22 +118,16 @@ impl Routes {
                 {
                     claim.extend(until);
                 }
-                self.claim_answer(asking, &session, &claim).1
+                self.claim_answer(asking, session, &claim).1
             }
-        });
-        let answer = json!({
-            "id": session.id,
-            "claims": answers.collect::<Vec<_>>(),
-            "draining": self.sessions.is_draining(),
-            "url": self.names.url(asking.door),
-        });
-        Ok(reply(StatusCode::OK, &answer))
+        }
     }
 
     pub(super) fn session_events(&self, asking: &Asking) -> Answered {
         let session = self.session(asking)?;
         let counted = self.sessions.counters.waiting(&asking.principal)?;
-        Ok(events::of_session(&session, counted))
+        let ended = self.access.clone().ended(Arc::clone(&asking.principal));
+        Ok(events::of_session(&session, counted, ended))
     }
 
     /// Releases everything. It continues even if the client does not wait.

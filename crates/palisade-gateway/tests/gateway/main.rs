@@ -4,6 +4,7 @@
 mod claims;
 mod deadlocks;
 mod engine;
+mod hostile;
 mod page;
 mod requests;
 mod security;

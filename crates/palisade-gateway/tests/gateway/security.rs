@@ -341,7 +341,15 @@ fn raise_file_limit() {
 #[tokio::test]
 async fn slow_heads_cost_nobody_else_and_are_closed() {
     raise_file_limit();
-    let served = serve().await;
+    let limits = Some(Limits {
+        per_peer: 0,
+        ..Limits::default()
+    });
+    let served = serve_with(With {
+        limits,
+        ..With::default()
+    })
+    .await;
     let began = BootTime::now();
     let mut slow = Vec::new();
     // This many connections are idle.
@@ -374,6 +382,7 @@ async fn sessions_claims_and_waiting_requests_are_bounded() {
         sessions: 2,
         claims: 2,
         waiting: 1,
+        ..Limits::default()
     });
     let served = serve_with(With {
         limits,
@@ -408,6 +417,39 @@ async fn sessions_claims_and_waiting_requests_are_bounded() {
         assert!(!until.has_passed());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+#[tokio::test]
+async fn a_ttl_is_bounded() {
+    let limits = Some(Limits {
+        ttl: Duration::from_secs(10),
+        ..Limits::default()
+    });
+    let served = serve_with(With {
+        limits,
+        ..With::default()
+    })
+    .await;
+    let asked = Ask::post("/v1/sessions", &json!({"ttl": "10001ms"}));
+    let refused = asked
+        .send(served.addr)
+        .await
+        .refuses(400, "invalid_argument");
+    assert!(
+        refused["detail"].as_str().unwrap().contains("at most 10s"),
+        "{refused}"
+    );
+    served.session("10s").await;
+    // Whoever asks for none gets no longer one, with a session of its own or without.
+    let opened = Ask::post("/v1/sessions", &json!({}))
+        .send(served.addr)
+        .await;
+    assert_eq!(opened.is(201)["ttl_ms"], 10_000);
+    let claim = Ask::post("/v1/claims", &json!({"name": "a", "id": "a"}));
+    let claimed = claim.send(served.addr).await;
+    assert_eq!(claimed.is(200)["session"]["ttl_ms"], 10_000);
+    let engine = Ask::get("/v1/engine?check=false").send(served.addr).await;
+    assert_eq!(engine.is(200)["capability"]["ttl_ms"]["max"], 10_000);
 }
 
 #[tokio::test]

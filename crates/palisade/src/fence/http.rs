@@ -3,7 +3,10 @@
 //!
 //! The layer reads the token from the header `Fencing-Token`, holds a lock per resource from the
 //! comparison until the handler has answered, and passes the token to the handler for its own
-//! store. Within one process no stale request is handled after a newer one. **Across replicas of a
+//! store. A client whose next write depends on what it reads takes first: a GET with `Fencing-Take`
+//! raises the highest token, and is answered afterwards.
+//!
+//! Within one process no stale request is handled after a newer one. **Across replicas of a
 //! service it is advisory**: each replica has its own locks, so a handler that is paused in one can
 //! write after a newer one in another. There the handler's store must compare the token as well.
 //!
@@ -19,7 +22,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use ::http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use ::http::request::{Builder, Parts};
 use ::http::{HeaderMap, Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
@@ -28,12 +31,17 @@ use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{FenceExt, Presented, ReadToken, SharedFence, Verdict, WriteToken};
+use super::{FenceExt, Presented, ReadToken, Rule, SharedFence, Verdict, WriteToken};
 use palisade_core::engine::BoxFuture;
 use palisade_core::{ErrorKind, Hold, Name, Result, Token};
 
 /// The header that carries a token, in decimal digits.
 pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
+
+/// The header of a request that reads in order to write: the token of an exclusive hold, in decimal
+/// digits. Its answer contains every write that was accepted, and no older holder can write after
+/// it.
+pub const FENCING_TAKE: HeaderName = HeaderName::from_static("fencing-take");
 
 /// The resource of a request; `None` if it concerns no fenced resource.
 type ResourceOf = dyn Fn(&Parts) -> Result<Option<Name>> + Send + Sync;
@@ -100,6 +108,11 @@ impl<S> Layer<S> for FenceLayer {
 ///   as a [`WriteToken`].
 /// - A request that reads may carry a token: it is compared, not remembered, and handed on as a
 ///   [`ReadToken`]. It takes no turn.
+/// - A request that reads in order to write carries its token as `Fencing-Take` instead: it waits
+///   for its turn, the token is remembered as by [`Fence::take`](super::Fence::take) before the
+///   handler runs, and handed on as a [`WriteToken`], for the handler's own store. The answer is
+///   `Cache-Control: no-store`. On a request that may write, or beside `Fencing-Token`, it is
+///   refused (400).
 /// - One request per resource writes at a time, until its handler has answered or was dropped.
 #[derive(Clone)]
 pub struct FenceService<S> {
@@ -138,12 +151,21 @@ where
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
+            let takes = parts.headers.contains_key(FENCING_TAKE);
             // Held until the handler has answered.
-            let _turn = match shared.admit(&mut parts).await {
-                Ok(turn) => turn,
-                Err(refusal) => return Ok(refusal.response()),
+            let mut answer = match shared.admit(&mut parts).await {
+                Ok(turn) => {
+                    let answer = inner.call(Request::from_parts(parts, body)).await?;
+                    drop(turn);
+                    answer
+                }
+                Err(refusal) => refusal.response(),
             };
-            inner.call(Request::from_parts(parts, body)).await
+            if takes {
+                let no_store = HeaderValue::from_static("no-store");
+                answer.headers_mut().insert(CACHE_CONTROL, no_store);
+            }
+            Ok(answer)
         })
     }
 }
@@ -158,7 +180,17 @@ impl Shared {
         let Some(resource) = resource else {
             return Ok(None);
         };
-        let token = token_of(&parts.headers)?;
+        let token = token_of(&parts.headers, &FENCING_TOKEN)?;
+        if let Some(taking) = token_of(&parts.headers, &FENCING_TAKE)? {
+            if token.is_some() || !reads(&parts.method) {
+                return Err(Refusal::Misplaced);
+            }
+            let taking = WriteToken::from(taking);
+            let turn = self.turn(&resource).lock_owned().await;
+            judged(self.take(&resource, taking).await)?;
+            parts.extensions.insert(taking);
+            return Ok(Some(turn));
+        }
         if reads(&parts.method) {
             if let Some(token) = token {
                 let token = ReadToken::from(token);
@@ -179,12 +211,16 @@ impl Shared {
             Presented::Write(token) => self.fence.accept(resource, token).await,
             Presented::Read(_) => self.fence.check(resource, token).await,
         };
-        match verdict {
-            Ok(Verdict::Accepted) => Ok(()),
-            Ok(Verdict::Stale { highest }) => Err(Refusal::Stale { highest }),
-            Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(Refusal::Invalid),
-            Err(_) => Err(Refusal::NoFence),
+        judged(verdict)
+    }
+
+    /// Raises the mark. A strict fence keeps the token itself for the write.
+    async fn take(&self, resource: &Name, token: WriteToken) -> Result<Verdict> {
+        if self.fence.rule() != Rule::Strict {
+            return self.fence.accept(resource, token).await;
         }
+        let taken = self.fence.take(resource, token).await;
+        taken.map(|taken| taken.verdict())
     }
 
     /// The lock of a resource. Locks that nobody holds or waits for are removed.
@@ -203,14 +239,26 @@ impl Shared {
     }
 }
 
+fn judged(verdict: Result<Verdict>) -> std::result::Result<(), Refusal> {
+    match verdict {
+        Ok(Verdict::Accepted) => Ok(()),
+        Ok(Verdict::Stale { highest }) => Err(Refusal::Stale { highest }),
+        Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(Refusal::Invalid),
+        Err(_) => Err(Refusal::NoFence),
+    }
+}
+
 fn reads(method: &Method) -> bool {
     let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
     safe.contains(method)
 }
 
 /// The token of a request, which may carry only one.
-fn token_of(headers: &HeaderMap) -> std::result::Result<Option<Token>, Refusal> {
-    let mut tokens = headers.get_all(FENCING_TOKEN).iter();
+fn token_of(
+    headers: &HeaderMap,
+    header: &HeaderName,
+) -> std::result::Result<Option<Token>, Refusal> {
+    let mut tokens = headers.get_all(header).iter();
     let Some(first) = tokens.next() else {
         return Ok(None);
     };
@@ -225,6 +273,7 @@ enum Refusal {
     NoName,
     Missing,
     Invalid,
+    Misplaced,
     Stale { highest: Token },
     NoFence,
 }
@@ -245,7 +294,12 @@ impl Refusal {
             Self::Invalid => (
                 StatusCode::BAD_REQUEST,
                 "invalid_token",
-                "Fencing-Token is one whole number, the token of a lock",
+                "a token is one whole number, that of a lock",
+            ),
+            Self::Misplaced => (
+                StatusCode::BAD_REQUEST,
+                "misplaced_take",
+                "Fencing-Take belongs to a GET, without Fencing-Token",
             ),
             Self::Stale { .. } => (
                 StatusCode::CONFLICT,
@@ -283,6 +337,14 @@ pub trait FencedRequest: Sized {
     /// [`ErrorKind::InvalidArgument`] for a hold without such a token; [`ErrorKind::Lost`] when the
     /// hold is known to be lost.
     fn fenced_by(self, hold: &Hold) -> Result<Self>;
+
+    /// Adds the header `Fencing-Take` to a request that reads, because a write will depend on its
+    /// answer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a hold that is not exclusive; [`ErrorKind::Lost`] when
+    /// the hold is known to be lost.
+    fn taken_by(self, hold: &Hold) -> Result<Self>;
 }
 
 fn header(hold: &Hold, method: &Method) -> Result<HeaderValue> {
@@ -296,10 +358,21 @@ fn header(hold: &Hold, method: &Method) -> Result<HeaderValue> {
     })
 }
 
+fn taking(hold: &Hold) -> Result<HeaderValue> {
+    if !hold.is_valid() {
+        return Err(hold.lost_error("fence"));
+    }
+    Ok(hold.write_token()?.into())
+}
+
 impl FencedRequest for Builder {
     fn fenced_by(self, hold: &Hold) -> Result<Self> {
         let token = header(hold, self.method_ref().unwrap_or(&Method::GET))?;
         Ok(self.header(FENCING_TOKEN, token))
+    }
+
+    fn taken_by(self, hold: &Hold) -> Result<Self> {
+        Ok(self.header(FENCING_TAKE, taking(hold)?))
     }
 }
 
@@ -307,6 +380,11 @@ impl<Body> FencedRequest for Request<Body> {
     fn fenced_by(mut self, hold: &Hold) -> Result<Self> {
         let token = header(hold, self.method())?;
         self.headers_mut().insert(FENCING_TOKEN, token);
+        Ok(self)
+    }
+
+    fn taken_by(mut self, hold: &Hold) -> Result<Self> {
+        self.headers_mut().insert(FENCING_TAKE, taking(hold)?);
         Ok(self)
     }
 }

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::sql::Table;
-use super::{Fence, Fenced, Rule, Verdict, WriteToken};
+use palisade_kit::asked::Asked;
+
+use super::{Fence, Fenced, Rule, Taken, Verdict, WriteToken};
 use palisade_core::engine::BoxFuture;
 use palisade_core::{Error, ErrorKind, Name, Result, Token};
 
@@ -48,24 +50,18 @@ impl SqliteFence {
     /// [`ErrorKind::Unusable`] when the table can't be created.
     pub fn over(mut connection: Connection) -> Result<Self> {
         connection.busy_timeout(TURN).map_err(failed)?;
-        let made = connection
-            .transaction_with_behavior(TransactionBehavior::Immediate)
-            .map_err(failed)?;
-        let there: bool = made
-            .query_row(
-                "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'palisade_fenced')",
-                [],
-                |row| row.get(0),
-            )
-            .map_err(failed)?;
-        if !there {
-            let table = Table::new("palisade_fenced")?.keyed_by(&["resource"])?;
-            let create =
-                "CREATE TABLE palisade_fenced (resource TEXT PRIMARY KEY NOT NULL, data BLOB);\n";
-            let sql = format!("{create}{}", table.sqlite()?);
-            made.execute_batch(&sql).map_err(failed)?;
+        let create = "CREATE TABLE IF NOT EXISTS palisade_fenced \
+                      (resource TEXT PRIMARY KEY NOT NULL, data BLOB)";
+        let is_ready = "SELECT EXISTS (SELECT 1 FROM sqlite_schema \
+                        WHERE name = 'palisade_fenced_fence_take')";
+        let is_ready = connection.query_row(is_ready, [], |row| row.get(0));
+        if !is_ready.map_err(failed)? {
+            connection.execute_batch(create).map_err(failed)?;
+            fence(
+                &mut connection,
+                &Table::new("palisade_fenced")?.keyed_by(&["resource"])?,
+            )?;
         }
-        made.commit().map_err(failed)?;
         Ok(Self {
             connection: Arc::new(Mutex::new(connection)),
             rule: Rule::default(),
@@ -81,20 +77,42 @@ impl SqliteFence {
         }
     }
 
-    /// Runs SQL on a thread that may block.
+    /// Runs SQL in a write transaction of its own, on a thread that may block. It is not started when
+    /// its future was dropped before its turn: it can't land over a later write of the same holder.
     fn blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Connection, Rule) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&Transaction<'_>, Rule) -> Result<T> + Send + 'static,
     ) -> BoxFuture<Result<T>> {
         let fence = self.clone();
         Box::pin(async move {
-            let run = move || work(&mut fence.connection.lock(), fence.rule);
-            let joined = tokio::task::spawn_blocking(run).await;
-            joined.unwrap_or_else(|error| {
-                let message = "the task for the database was aborted";
-                let error = Error::new(ErrorKind::Internal, "fence", message).because(error);
-                Err(error.maybe_applied())
-            })
+            let (_asking, asked) = Asked::new();
+            let run = move || {
+                let mut connection = fence.connection.lock();
+                // Starting as a write transaction avoids a later conflict when upgrading from a
+                // read.
+                let turn = connection
+                    .transaction_with_behavior(TransactionBehavior::Immediate)
+                    .map_err(failed)?;
+                if asked.is_dropped() {
+                    let message = "the caller is gone, and this was not started";
+                    return Err(Error::new(ErrorKind::Internal, "fence", message));
+                }
+                let done = work(&turn, fence.rule)?;
+                turn.commit().map_err(|e| failed(e).maybe_applied())?;
+                Ok(done)
+            };
+            joined(tokio::task::spawn_blocking(run).await)
+        })
+    }
+
+    /// Reads on a thread that may block, without a turn.
+    fn reading<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> BoxFuture<Result<T>> {
+        let connection = Arc::clone(&self.connection);
+        Box::pin(async move {
+            joined(tokio::task::spawn_blocking(move || work(&connection.lock())).await)
         })
     }
 
@@ -106,34 +124,40 @@ impl SqliteFence {
         data: Option<Vec<u8>>,
     ) -> BoxFuture<Result<Verdict>> {
         let resource = resource.to_string();
-        self.blocking(move |connection, rule| {
+        self.blocking(move |turn, rule| {
             let number = token.stored()?;
-            // Starting as a write transaction avoids a later conflict when upgrading from a read.
-            let write = connection
-                .transaction_with_behavior(TransactionBehavior::Immediate)
-                .map_err(failed)?;
-            let highest = highest(&write, &resource)?;
-            let verdict = rule.judge(highest, token);
-            if verdict != Verdict::Accepted {
-                return Ok(verdict);
+            let verdict = rule.judge(highest(turn, &resource)?, token);
+            if verdict == Verdict::Accepted {
+                put(turn, &resource, data, number)?;
             }
-            let written = match data {
-                Some(data) => write.execute(
-                    "INSERT INTO palisade_fenced (resource, data, fence) VALUES (?1, ?2, ?3) \
-                     ON CONFLICT (resource) DO UPDATE SET data = excluded.data, fence = ?3",
-                    (&resource, data, number),
-                ),
-                None => write.execute(
-                    "INSERT INTO palisade_fenced (resource, fence) VALUES (?1, ?2) \
-                     ON CONFLICT (resource) DO UPDATE SET fence = ?2",
-                    (&resource, number),
-                ),
-            };
-            written.map_err(failed)?;
-            write.commit().map_err(|e| failed(e).maybe_applied())?;
-            Ok(Verdict::Accepted)
+            Ok(verdict)
         })
     }
+}
+
+fn joined<T>(joined: std::result::Result<Result<T>, tokio::task::JoinError>) -> Result<T> {
+    joined.unwrap_or_else(|error| {
+        let message = "the task for the database was aborted";
+        let error = Error::new(ErrorKind::Internal, "fence", message).because(error);
+        Err(error.maybe_applied())
+    })
+}
+
+/// Writes a token, and data if there is any. The caller has judged it.
+fn put(turn: &Connection, resource: &str, data: Option<Vec<u8>>, number: i64) -> Result<()> {
+    let written = match data {
+        Some(data) => turn.execute(
+            "INSERT INTO palisade_fenced (resource, data, fence) VALUES (?1, ?2, ?3) \
+             ON CONFLICT (resource) DO UPDATE SET data = excluded.data, fence = ?3",
+            (resource, data, number),
+        ),
+        None => turn.execute(
+            "INSERT INTO palisade_fenced (resource, fence) VALUES (?1, ?2) \
+             ON CONFLICT (resource) DO UPDATE SET fence = ?2",
+            (resource, number),
+        ),
+    };
+    written.map(drop).map_err(failed)
 }
 
 fn highest(connection: &Connection, resource: &str) -> Result<Option<Token>> {
@@ -146,6 +170,7 @@ fn highest(connection: &Connection, resource: &str) -> Result<Option<Token>> {
     Ok(token.map(|token| Token(token.unsigned_abs())))
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Fence for SqliteFence {
     fn write(
         &self,
@@ -160,9 +185,28 @@ impl Fence for SqliteFence {
         self.judged(resource, token, None)
     }
 
+    fn take(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Taken>> {
+        let resource = resource.to_string();
+        self.blocking(move |turn, rule| {
+            let mark = rule.mark_of_take(token)?;
+            let highest = highest(turn, &resource)?;
+            if let Verdict::Stale { highest } = rule.judge(highest, token) {
+                return Ok(Taken::Stale { highest });
+            }
+            let mark = mark.filter(|mark| highest != Some(Token(mark.unsigned_abs())));
+            if let Some(mark) = mark {
+                put(turn, &resource, None, mark)?;
+            }
+            let sql = "SELECT data FROM palisade_fenced WHERE resource = ?1";
+            let data = turn.query_row(sql, [&resource], |row| row.get(0));
+            let data = data.optional().map_err(failed)?.flatten();
+            Ok(Taken::Accepted { data })
+        })
+    }
+
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
         let resource = resource.to_string();
-        self.blocking(move |connection, _| {
+        self.reading(move |connection| {
             let sql = "SELECT fence_token, data FROM palisade_fenced WHERE resource = ?1";
             let row = connection.query_row(sql, [&resource], |row| {
                 Ok(Fenced {
@@ -176,23 +220,17 @@ impl Fence for SqliteFence {
 
     fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
         let resource = resource.to_string();
-        self.blocking(move |connection, _| highest(connection, &resource))
+        self.reading(move |connection| highest(connection, &resource))
     }
 
     fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
         let resource = resource.to_string();
-        self.blocking(move |connection, _| {
-            let forget = connection
-                .transaction_with_behavior(TransactionBehavior::Immediate)
-                .map_err(failed)?;
-            let all = WriteToken::from(i64::MAX.unsigned_abs());
-            present(&forget, "palisade_fenced", &resource, all)?;
-            let sql = "DELETE FROM palisade_fenced WHERE resource = ?1";
-            let known = forget.execute(sql, [&resource]).map_err(failed)? > 0;
-            let sql = "DELETE FROM palisade_fenced_fence WHERE resource = ?1";
-            forget.execute(sql, [&resource]).map_err(failed)?;
-            forget.commit().map_err(|e| failed(e).maybe_applied())?;
-            Ok(known)
+        self.blocking(move |turn, _| {
+            let sql = "UPDATE palisade_fenced SET fence = -9223372036854775807 WHERE resource = ?1";
+            let known = turn.execute(sql, [&resource]).map_err(failed)? > 0;
+            let sql = "DELETE FROM palisade_fenced_fence_marks WHERE resource = ?1";
+            let marked = turn.execute(sql, [&resource]).map_err(failed)? > 0;
+            Ok(known || marked)
         })
     }
 
@@ -201,25 +239,25 @@ impl Fence for SqliteFence {
     }
 }
 
-/// Presents the token for a DELETE of the row `key` of a fenced table, in the same transaction.
-/// Other statements present theirs in the column `fence`.
+/// Fences a table: what [`Table::sqlite`] does, any number of times, also over an earlier version.
+/// It changes no data.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for an invalid token; [`ErrorKind::Config`] for a table name as
-/// in [`Table::new`]; those of the database.
-pub fn present(
-    transaction: &rusqlite::Transaction<'_>,
-    table: &str,
-    key: &str,
-    token: WriteToken,
-) -> Result<()> {
-    Table::new(table)?;
-    let sql = format!(
-        "INSERT INTO \"{table}_fence\" (resource, fence) VALUES (?1, ?2) \
-         ON CONFLICT (resource) DO UPDATE SET fence = excluded.fence"
-    );
-    let presented = transaction.execute(&sql, (key, token.stored()?));
-    presented.map(drop).map_err(failed)
+/// As [`Table::sqlite`]; those of the database.
+pub fn fence(connection: &mut Connection, table: &Table) -> Result<()> {
+    let columns = table.sqlite_columns()?;
+    let turn = connection
+        .transaction_with_behavior(TransactionBehavior::Immediate)
+        .map_err(failed)?;
+    for (column, add) in columns {
+        let sql = "SELECT EXISTS (SELECT 1 FROM pragma_table_info(?1) WHERE name = ?2)";
+        let is_there = turn.query_row(sql, (table.name(), column), |row| row.get(0));
+        if !is_there.map_err(failed)? {
+            turn.execute_batch(&add).map_err(failed)?;
+        }
+    }
+    turn.execute_batch(&table.sqlite_rest()).map_err(failed)?;
+    turn.commit().map_err(|e| failed(e).maybe_applied())
 }
 
 /// Whether a write to a fenced table failed because its token is stale.

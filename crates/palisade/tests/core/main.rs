@@ -4,7 +4,9 @@
 mod correctness;
 mod critical;
 mod deadline;
+mod entry;
 mod incarnation;
 mod keeping;
 mod primitives;
 mod support;
+mod timely;

@@ -1,6 +1,7 @@
 //! The primitives that are more than one claim, and what a hold can become.
 
-use crate::support::{self, Fault, Faulty, SOON, ms, until, within};
+use crate::support::{self, Fault, Faulty, LEFT, SOON, ms, until, within};
+use palisade::engine::Ask;
 use palisade::{BootTime, Client, ErrorKind, Hold, Patience, Retry};
 
 async fn client() -> Client {
@@ -319,9 +320,7 @@ async fn a_panic_in_the_work_resigns() {
 #[tokio::test]
 async fn at_least_keeps_a_released_and_a_dropped_hold() {
     let client = client().await;
-    let request = client
-        .line("x", palisade::engine::Ask::Whole)
-        .at_least(ms(120));
+    let request = client.line("x", Ask::Whole).at_least(ms(120));
     let mutex = client.mutex("x");
 
     let before = BootTime::now();
@@ -347,9 +346,7 @@ async fn at_least_keeps_a_released_and_a_dropped_hold() {
 #[tokio::test]
 async fn a_dropped_hold_that_is_kept_longer_than_its_ttl_is_renewed() {
     let (engine, client) = Faulty::client(ms(900)).await;
-    let request = client
-        .line("x", palisade::engine::Ask::Whole)
-        .at_least(ms(2_000));
+    let request = client.line("x", Ask::Whole).at_least(ms(2_000));
     drop(request.acquire(Patience::NoWait).await.unwrap().unwrap());
     let before = BootTime::now();
     within(SOON, client.flush()).await;
@@ -362,7 +359,7 @@ async fn a_dropped_hold_that_is_kept_longer_than_its_ttl_is_renewed() {
 async fn retry_policies_decide_how_often_an_unreachable_engine_is_asked() {
     let (engine, client) = Faulty::client(ms(5_000)).await;
     engine.enter.set([], Fault::Refuse);
-    let request = client.line("x", palisade::engine::Ask::Whole);
+    let request = client.line("x", Ask::Whole);
     let none = request.clone().retry(Retry::None);
     assert_eq!(
         none.acquire(Patience::Forever).await.unwrap_err().kind(),
@@ -373,4 +370,24 @@ async fn retry_policies_decide_how_often_an_unreachable_engine_is_asked() {
     assert!(fixed.acquire(Patience::For(ms(110))).await.is_err());
     let calls = engine.enter.calls() - 1;
     assert!((2..=7).contains(&calls), "{calls}");
+}
+
+#[tokio::test]
+async fn a_semaphore_without_permits_is_refused_with_a_reason() {
+    let (_engine, client) = Faulty::client(LEFT).await;
+    for wrong in [client.semaphore("s", 0).acquire().await, {
+        let ask = Ask::Part {
+            weight: 1,
+            capacity: 0,
+        };
+        let line = client.line("s", ask);
+        line.acquire(Patience::NoWait).await.map(Option::unwrap)
+    }] {
+        let error = wrong.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains("at least 1"), "{error}");
+        assert!(!error.message().contains("1 to 0"), "{error}");
+    }
+    let error = client.semaphore("s", 3).acquire_many(4).await.unwrap_err();
+    assert!(error.message().contains("1 to 3, not 4"), "{error}");
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use palisade::engine::{
@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     Held,
     /// Panic inside the engine.
     Panic,
+    /// Let nothing else happen on the thread until the test says so, or for ever.
+    Block,
 }
 
 /// The faults for the next calls of one verb; when they run out, `then` goes on for ever.
@@ -42,6 +44,7 @@ pub(crate) struct Script {
     queue: Mutex<(VecDeque<Fault>, Fault)>,
     deferred: Mutex<Vec<BoxFuture<()>>>,
     answers: Notify,
+    unblocked: AtomicBool,
     calls: AtomicUsize,
 }
 
@@ -51,6 +54,7 @@ impl Default for Script {
             queue: Mutex::new((VecDeque::new(), Fault::Pass)),
             deferred: Mutex::default(),
             answers: Notify::new(),
+            unblocked: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
         }
     }
@@ -70,6 +74,11 @@ impl Script {
         let mut queue = self.queue.lock();
         let then = queue.1;
         queue.0.pop_front().unwrap_or(then)
+    }
+
+    /// Lets a thread go on that was blocked.
+    pub(crate) fn unblock(&self) {
+        self.unblocked.store(true, Ordering::SeqCst);
     }
 
     /// Lets the answer through that is held.
@@ -117,6 +126,15 @@ impl Script {
                 answer
             }
             Fault::Panic => panic!("the test asked for a panic in {verb}"),
+            Fault::Block => {
+                while !self.unblocked.load(Ordering::SeqCst) {
+                    #[cfg(not(palisade_shuttle))]
+                    std::thread::park_timeout(ms(10));
+                    #[cfg(palisade_shuttle)]
+                    shuttle::thread::yield_now();
+                }
+                call.await
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ pub(super) const NEVER: i64 = i64::MAX;
 const UNFINISHED: &str = ".new-";
 
 const SCHEMA: &str = "
+    PRAGMA auto_vacuum = INCREMENTAL;
     PRAGMA journal_mode = WAL;
     BEGIN;
     CREATE TABLE queue (
@@ -73,6 +74,11 @@ pub(super) struct Opened {
     /// The base of the token clock, which identifies the boot.
     pub(super) boot: i64,
     durable: Cell<bool>,
+    /// The space that is kept for emptying it, as far as it is known.
+    pub(super) room: Cell<u64>,
+    changes: Cell<u32>,
+    /// Whether the disk was found full since that space was kept.
+    pub(super) scarce: Cell<bool>,
     /// When dead consumers were last looked for.
     pub(super) reaped: Cell<i64>,
 }
@@ -86,8 +92,10 @@ pub(super) fn open(
     until: BootTime,
 ) -> Result<Opened> {
     let home = store.home();
-    if !home.dir.is_in_place() {
-        return Err(moved(operation, &home.dir.path));
+    match home.dir.is_in_place() {
+        Ok(true) => {}
+        Ok(false) => return Err(moved(operation, &home.dir.path)),
+        Err(errno) => return Err(file_failed(operation, &home.dir.path, errno)),
     }
     let folder = home.dir.folder(QUEUES)?;
     if let Err(Errno::NOENT) = rustix::fs::statat(&folder, file, AtFlags::SYMLINK_NOFOLLOW) {
@@ -168,6 +176,9 @@ fn connect(
         identity: identity(&stat),
         boot: home.tokens.base().cast_signed(),
         durable: Cell::new(false),
+        room: Cell::new(0),
+        scarce: Cell::new(false),
+        changes: Cell::new(0),
         reaped: Cell::new(0),
     })
 }
@@ -294,6 +305,12 @@ impl Opened {
         Ok(())
     }
 
+    /// Whether to look after it now: every now and then.
+    pub(super) fn is_nth_change(&self) -> bool {
+        self.changes.set(self.changes.get() + 1);
+        self.changes.get().is_multiple_of(256)
+    }
+
     /// Rolls back an open transaction.
     pub(super) fn roll_back(&self) {
         if !self.connection.is_autocommit() {
@@ -314,6 +331,8 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: &rusqlite::Err
         // A table is missing: the file was emptied, or is not palisade's.
         Some(ErrorCode::Unknown) => return damaged(operation, path),
         Some(ErrorCode::DiskFull) => Errno::NOSPC,
+        // There is no space for the memory that processes share.
+        _ if is_extended(error, rusqlite::ffi::SQLITE_IOERR_SHMSIZE) => Errno::NOSPC,
         Some(
             ErrorCode::ReadOnly
             | ErrorCode::PermissionDenied
@@ -328,6 +347,12 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: &rusqlite::Err
         rusqlite::Error::SqliteFailure(code, _) => failed.because(code.to_string()),
         _ => failed,
     }
+}
+
+fn is_extended(error: &rusqlite::Error, code: i32) -> bool {
+    error
+        .sqlite_error()
+        .is_some_and(|error| error.extended_code == code)
 }
 
 /// The error for a database that palisade did not write.

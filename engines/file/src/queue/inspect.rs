@@ -3,6 +3,7 @@
 use rusqlite::{Row, params};
 
 use super::database::NEVER;
+use super::room::{FEW, MANY};
 use super::tx::{Tx, duration};
 use palisade_core::Result;
 use palisade_core::queue::{FullReport, MessageReport, MessageState, Pick, QueueReport};
@@ -17,12 +18,12 @@ impl Tx<'_> {
         self.reap()?;
         let mut report = QueueReport::empty(self.value::<String>("SELECT name FROM queue", [])?);
         let states =
-            format!("SELECT {STATE} AS state, count(*), min(due) FROM message GROUP BY state");
+            format!("SELECT {STATE} AS state, count(*), min(after) FROM message GROUP BY state");
         let states: Vec<(String, i64, i64)> = self.rows(&states, params![self.now], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })?;
-        for (word, count, due) in states {
-            let oldest = duration(self.now - due.max(0));
+        for (word, count, since) in states {
+            let oldest = duration(self.now - since);
             report.add(MessageState::of(&word), count.unsigned_abs(), oldest);
         }
         Ok(report)
@@ -88,17 +89,32 @@ impl Tx<'_> {
         Ok(ready as u64)
     }
 
-    pub(super) fn discard(&mut self, pick: &Pick, force: bool) -> Result<u64> {
+    /// Drops some of the messages with numbers below `below`, the newest first. Returns how many,
+    /// and below which number there may be more.
+    pub(super) fn discard(
+        &mut self,
+        pick: &Pick,
+        force: bool,
+        below: Option<i64>,
+    ) -> Result<(u64, Option<i64>)> {
         self.reap()?;
         let (which, number) = self.picked(pick)?;
         let remove = format!(
-            "DELETE FROM message WHERE {which} AND (?3 OR token = 0 OR due <= ?1) RETURNING id, key"
+            "DELETE FROM message WHERE number IN (SELECT number FROM message WHERE {which} \
+             AND (?3 OR token = 0 OR due <= ?1) AND number < ?4 ORDER BY number DESC LIMIT ?5) \
+             RETURNING id, key, number"
         );
-        let gone: Vec<(Option<String>, Option<String>)> =
-            self.rows(&remove, params![self.now, number, force], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })?;
-        for (id, key) in &gone {
+        let limit = if self.database.scarce.get() {
+            FEW
+        } else {
+            MANY
+        };
+        let below = below.unwrap_or(i64::MAX);
+        let of = params![self.now, number, force, below, limit];
+        let gone: Vec<(Option<String>, Option<String>, i64)> = self.rows(&remove, of, |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?;
+        for (id, key, _) in &gone {
             if let Some(id) = id {
                 self.run("DELETE FROM seen WHERE id = ?1", params![id])?;
             }
@@ -106,7 +122,9 @@ impl Tx<'_> {
                 self.promote(key)?;
             }
         }
-        Ok(gone.len() as u64)
+        let lowest = gone.iter().map(|(_, _, number)| *number).min();
+        let rest = lowest.filter(|_| gone.len() == limit as usize);
+        Ok((gone.len() as u64, rest))
     }
 }
 

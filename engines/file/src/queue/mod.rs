@@ -7,11 +7,12 @@
 //! it does for a holder.
 //!
 //! `database` is the file and its tables, `tx` has the operations of producers and consumers,
-//! `inspect` those of operators, `worker` is the thread that has the database open: concurrent
+//! `inspect` those of operators, `room` keeps space for emptying a queue, `worker` is the thread that has the database open: concurrent
 //! requests share one transaction. This file implements the traits of the core.
 
 mod database;
 mod inspect;
+mod room;
 mod tx;
 mod worker;
 
@@ -26,6 +27,7 @@ use futures_util::stream;
 use parking_lot::Mutex;
 use rustix::process::getpid;
 
+pub(super) use self::room::take_some;
 use self::tx::Tx;
 use self::worker::Worker;
 use super::boot::QUEUES;
@@ -80,7 +82,7 @@ impl FileQueues {
         &self,
         operation: &'static str,
         queue: &Name,
-        verb: impl FnOnce(&mut Tx<'_>) -> Result<T> + Send + 'static,
+        verb: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.ask_within(operation, queue, self.timeout, verb).await
     }
@@ -90,7 +92,7 @@ impl FileQueues {
         operation: &'static str,
         queue: &Name,
         within: Duration,
-        verb: impl FnOnce(&mut Tx<'_>) -> Result<T> + Send + 'static,
+        verb: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let worker = self.worker(operation, queue)?;
         let asked = worker.ask(operation, BootTime::now() + within, verb);
@@ -224,7 +226,7 @@ fn abandoned(receipt: Receipt) -> Settlement {
 
 impl QueueStore for FileQueues {
     fn push(&self, queue: Name, drafts: Vec<Draft>) -> BoxFuture<'_, Result<Vec<Pushed>>> {
-        Box::pin(async move { self.ask("push", &queue, move |tx| tx.push(drafts)).await })
+        Box::pin(async move { self.ask("push", &queue, move |tx| tx.push(&drafts)).await })
     }
 
     fn take(&self, take: Take) -> BoxFuture<'_, Result<Taken>> {
@@ -346,8 +348,18 @@ impl QueueStore for FileQueues {
             if self.existing(&Scope::Line(queue.clone()))?.is_empty() {
                 return Ok(0);
             }
-            self.ask("drop", &queue, move |tx| tx.discard(&pick, force))
-                .await
+            // In steps, so that much can be dropped on a disk without space.
+            let (mut gone, mut below) = (0, None);
+            loop {
+                let pick = pick.clone();
+                let drop = move |tx: &mut Tx<'_>| tx.discard(&pick, force, below);
+                let (some, rest) = self.ask("drop", &queue, drop).await?;
+                gone += some;
+                if rest.is_none() {
+                    return Ok(gone);
+                }
+                below = rest;
+            }
         })
     }
 

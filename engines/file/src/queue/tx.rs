@@ -32,7 +32,7 @@ impl Hints {
             let hint = Hint::Look(sleeper);
             if process == store.process() {
                 store.watcher.hand(hint);
-            } else if let Peer::Alive(end) = liveness::open_to_wake(&store.home().procs, process) {
+            } else if let Peer::Alive(end) = liveness::open_to_wake(store.home().signs(), process) {
                 liveness::send(&end, hint);
             }
         }
@@ -42,7 +42,7 @@ impl Hints {
 /// One transaction on the database of a queue.
 pub(super) struct Tx<'a> {
     store: &'a Store,
-    database: &'a Opened,
+    pub(super) database: &'a Opened,
     operation: &'static str,
     pub(super) now: i64,
     /// The last number or token that was assigned.
@@ -146,7 +146,7 @@ impl<'a> Tx<'a> {
         self.last
     }
 
-    pub(super) fn push(&mut self, drafts: Vec<Draft>) -> Result<Vec<Pushed>> {
+    pub(super) fn push(&mut self, drafts: &[Draft]) -> Result<Vec<Pushed>> {
         let today = unix_time().as_millis() as i64;
         let (mut pushed, mut awake) = (Vec::with_capacity(drafts.len()), 0);
         for draft in drafts {
@@ -156,7 +156,7 @@ impl<'a> Tx<'a> {
                             OR EXISTS (SELECT 1 FROM message m WHERE m.number = seen.number))";
                 let seen: Option<i64> = self.row(seen, params![id, self.now], |row| row.get(0))?;
                 if let Some(first) = seen {
-                    pushed.push(Pushed::new(draft.id, first.unsigned_abs(), true));
+                    pushed.push(Pushed::new(draft.id.clone(), first.unsigned_abs(), true));
                     continue;
                 }
                 let until = self.now + micros(DEDUPLICATED);
@@ -180,7 +180,7 @@ impl<'a> Tx<'a> {
                 params![number, due, behind, today, after, key, id, body],
             )?;
             awake += usize::from(due <= self.now);
-            pushed.push(Pushed::new(id, number.unsigned_abs(), false));
+            pushed.push(Pushed::new(id.clone(), number.unsigned_abs(), false));
         }
         if pushed.iter().any(|pushed| !pushed.id.starts_with('@')) {
             let sweep = "DELETE FROM seen WHERE id IN (SELECT id FROM seen s WHERE until < ?1 \
@@ -270,7 +270,7 @@ impl<'a> Tx<'a> {
         let mut others: Vec<u64> = having.into_iter().map(i64::cast_unsigned).collect();
         others.retain(|process| *process != self.store.process());
         for process in std::mem::take(&mut others) {
-            let peer = liveness::open_to_watch(&self.store.home().procs, process);
+            let peer = liveness::open_to_watch(self.store.home().signs(), process);
             if matches!(peer, Peer::Dead) {
                 let free =
                     "UPDATE message SET due = ?2 WHERE token > 0 AND process = ?1 AND due > ?2";
@@ -373,9 +373,9 @@ impl<'a> Tx<'a> {
             let (Ok(id), process) = (id.parse(), process.cast_unsigned()) else {
                 continue;
             };
-            let procs = &self.store.home().procs;
+            let signs = self.store.home().signs();
             let alive = process == self.store.process()
-                || matches!(liveness::open_to_watch(procs, process), Peer::Alive(_));
+                || matches!(liveness::open_to_watch(signs, process), Peer::Alive(_));
             if alive && self.now - since < ASLEEP {
                 self.hints.0.push((process, id));
                 woken += 1;

@@ -8,12 +8,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use super::database::{self, Opened};
-use super::ended;
 use super::tx::Tx;
+use super::{ended, room};
 use crate::store::Store;
 use palisade_core::{BootTime, Error, ErrorKind, Name, Result};
 
@@ -63,13 +64,13 @@ impl Worker {
         &self,
         operation: &'static str,
         until: BootTime,
-        verb: impl FnOnce(&mut Tx<'_>) -> Result<T> + Send + 'static,
+        verb: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let request = Box::new(Verb {
             operation,
             until,
-            verb: Some(verb),
+            verb,
             done: None,
             answer,
         });
@@ -84,8 +85,10 @@ trait Request: Send {
     fn operation(&self) -> &'static str;
     /// The time by which its transaction must have begun.
     fn until(&self) -> BootTime;
-    /// Runs it; `false` if it failed and must be rolled back.
+    /// Runs it, perhaps once more; `false` if it failed and must be rolled back.
     fn run(&mut self, tx: &mut Tx<'_>) -> bool;
+    /// Whether it failed because the disk is full.
+    fn found_full(&self) -> bool;
     /// Sends the result, given that of the transaction.
     fn answer(self: Box<Self>, committed: Result<()>);
 }
@@ -93,12 +96,12 @@ trait Request: Send {
 struct Verb<T, F> {
     operation: &'static str,
     until: BootTime,
-    verb: Option<F>,
+    verb: F,
     done: Option<Result<T>>,
     answer: oneshot::Sender<Result<T>>,
 }
 
-impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T> + Send> Request for Verb<T, F> {
+impl<T: Send, F: Fn(&mut Tx<'_>) -> Result<T> + Send> Request for Verb<T, F> {
     fn operation(&self) -> &'static str {
         self.operation
     }
@@ -108,8 +111,12 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T> + Send> Request for Verb<T, F>
     }
 
     fn run(&mut self, tx: &mut Tx<'_>) -> bool {
-        self.done = self.verb.take().map(|verb| verb(tx));
+        self.done = Some((self.verb)(tx));
         matches!(self.done, Some(Ok(_)))
+    }
+
+    fn found_full(&self) -> bool {
+        matches!(&self.done, Some(Err(error)) if is_full(error))
     }
 
     fn answer(self: Box<Self>, committed: Result<()>) {
@@ -138,12 +145,17 @@ fn work(
         let until = until.unwrap_or(BootTime::PAST);
         let database = match opened.take().filter(Opened::is_in_place) {
             Some(opened) => Ok(opened),
-            None => database::open(store, owner, file, operation, until),
+            None => match database::open(store, owner, file, operation, until) {
+                Err(error) if is_full(&error) && room::take_some(&store.home().dir) => {
+                    database::open(store, owner, file, operation, until)
+                }
+                opened => opened,
+            },
         };
         let committed = match database {
             Err(error) => Err(error),
             Ok(mut database) => {
-                let committed = transact(store, &mut database, until, &mut requests);
+                let committed = attempt(store, &mut database, until, &mut requests);
                 // A database that failed may be damaged or gone.
                 opened = committed.is_ok().then_some(database);
                 committed
@@ -152,6 +164,84 @@ fn work(
         for request in requests {
             request.answer(committed.clone());
         }
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    error.message().contains("full")
+}
+
+/// Runs all requests in one transaction; those that find the disk full, once more with the space
+/// that is kept for that.
+fn attempt(
+    store: &Arc<Store>,
+    database: &mut Opened,
+    until: BootTime,
+    requests: &mut Vec<Box<dyn Request>>,
+) -> Result<()> {
+    let pushes = |request: &dyn Request| request.operation() == "push";
+    if requests.iter().any(|request| pushes(&**request))
+        && let Err(error) = room::keep(store, database, "push")
+    {
+        let (refused, rest) = std::mem::take(requests)
+            .into_iter()
+            .partition(|request| pushes(&**request));
+        *requests = rest;
+        let refused: Vec<Box<dyn Request>> = refused;
+        for request in refused {
+            request.answer(Err(error.clone()));
+        }
+    }
+    if requests.is_empty() {
+        return Ok(());
+    }
+    let mut committed = transact(store, database, until, requests);
+    let shorten = |database: &Opened| room::shorten(store, database);
+    for remedy in [&shorten as &dyn Fn(&Opened) -> bool, &room::give_up] {
+        let full = committed.as_ref().is_err_and(is_full);
+        let failed = |request: &dyn Request| full || request.found_full();
+        if !requests.iter().any(|request| failed(&**request)) || !remedy(database) {
+            continue;
+        }
+        // What was done is done; only what failed runs again.
+        let (failed, over) = std::mem::take(requests)
+            .into_iter()
+            .partition(|request| failed(&**request));
+        *requests = failed;
+        let over: Vec<Box<dyn Request>> = over;
+        for request in over {
+            request.answer(committed.clone());
+        }
+        committed = transact(store, database, until, requests);
+        // The space that is given up is not for more messages.
+        if requests.iter().any(|request| pushes(&**request)) {
+            break;
+        }
+    }
+    if committed.is_ok() {
+        tidy(store, database, requests);
+    }
+    committed
+}
+
+/// What can wait until the requests are done, and may fail.
+fn tidy(store: &Arc<Store>, database: &Opened, requests: &[Box<dyn Request>]) {
+    let any = |operation: &str| {
+        requests
+            .iter()
+            .any(|request| request.operation() == operation)
+    };
+    if any("push") {
+        let _ = room::keep(store, database, "push");
+    }
+    // Others wait meanwhile.
+    if any("drop") {
+        room::shrink(database, Duration::from_secs(2));
+    } else if database.scarce.get() || database.is_nth_change() {
+        room::shrink(database, Duration::from_millis(20));
+    }
+    if database.scarce.get() {
+        room::checkpoint(&database.connection);
     }
 }
 

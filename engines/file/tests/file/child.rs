@@ -29,6 +29,11 @@ impl Second {
             use std::os::unix::process::CommandExt;
             command.uid(user).gid(user);
         }
+        Self::spawn(command, dir, role, options)
+    }
+
+    /// Starts it by a command that ends by executing its arguments.
+    pub(crate) fn spawn(mut command: Command, dir: &Path, role: &str, options: &str) -> Self {
         let mut child = command
             .args(["--exact", "child::act", "--ignored", "--nocapture"])
             .env("PALISADE_TEST_ROLE", role)
@@ -53,6 +58,28 @@ impl Second {
             child,
             said,
         }
+    }
+
+    /// Starts it with a limit on its file descriptors.
+    pub(crate) fn start_with_files(dir: &Path, role: &str, limit: u64) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
+        command
+            .args(["-c", &script])
+            .arg(std::env::current_exe().unwrap());
+        Self::spawn(command, dir, role, "")
+    }
+
+    /// What it has said meanwhile and was not asked for.
+    pub(crate) fn has_said(&self) -> Vec<String> {
+        self.said.try_iter().collect()
+    }
+
+    /// What it says until it ends by itself.
+    pub(crate) fn says_all(mut self) -> String {
+        drop(self.stdin.take());
+        let said: Vec<String> = self.said.iter().collect();
+        said.join("; ")
     }
 
     /// The next thing it says.
@@ -235,8 +262,56 @@ async fn act() {
             }
             wait_for_end();
         }
+        "try" => {
+            let tried = async {
+                let engine = try_open(dir, "connect_timeout=1s&timeout=1s").await?;
+                let impatient = Claim {
+                    queue: false,
+                    ..claim("door", Ask::Whole)
+                };
+                engine.enter(Arc::new(impatient)).await
+            };
+            say(&match tried.await {
+                Ok(Entered::Busy) => "busy".to_owned(),
+                Ok(Entered::In { .. }) => "in".to_owned(),
+                Err(error) => format!("{:?}: {error}", error.kind()),
+            });
+        }
+        "look for a store" => {
+            let url = format!("file:{}", dir.display());
+            say(&match palisade::connect_existing(&url).await {
+                Ok(found) => format!("found: {}", found.is_some()),
+                Err(error) => format!("{:?}: {error}", error.kind()),
+            });
+        }
+        "wait and tell" => {
+            let engine = open(dir).await;
+            let (ticket, _) = enter(&engine, claim("door", Ask::Whole)).await;
+            say("waiting");
+            loop {
+                let until = BootTime::now() + Duration::from_millis(200);
+                match engine.wait(ticket.clone(), until).await {
+                    Ok(Place::Waiting) => {}
+                    Ok(Place::Held { .. }) => break say("held"),
+                    Ok(Place::Gone) => break say("gone"),
+                    Err(error) => {
+                        say(&format!("{:?}: {error}", error.kind()));
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                }
+            }
+            wait_for_end();
+        }
         "count" => count(&open(dir).await, dir).await,
         "stop in the lock" => stop_in(&dir.join("lock")),
+        "read the leases and stop" => {
+            let leases = std::fs::read_dir(dir.join("leases")).unwrap();
+            let plain = |file: &std::path::PathBuf| file.is_file();
+            let files = leases.map(|file| file.unwrap().path()).filter(plain);
+            let files: Vec<_> = files.map(|f| std::fs::File::open(f).unwrap()).collect();
+            files.iter().for_each(|file| file.lock_shared().unwrap());
+            stop();
+        }
         "stop in the line" => stop_in(&dir.join("lines/palisade,door")),
         other => panic!("no such role: {other}"),
     }
@@ -245,6 +320,10 @@ async fn act() {
 fn stop_in(file: &Path) {
     let lock = std::fs::File::open(file).unwrap();
     lock.lock().unwrap();
+    stop();
+}
+
+fn stop() {
     say("locked");
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
         .unwrap();

@@ -3,8 +3,10 @@
 
 mod child;
 mod damage;
+mod errors;
 mod lines;
 mod processes;
+mod promises;
 mod safety;
 mod storm;
 

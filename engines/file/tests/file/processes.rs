@@ -81,29 +81,6 @@ async fn a_place_by_lease_outlives_its_killed_process_and_its_waiters_do_not() {
 }
 
 #[tokio::test]
-async fn what_was_promised_before_a_reboot_is_waited_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = try_open(dir.path(), "ends_with=lease").await.unwrap();
-    let held = Claim {
-        ttl: SHORT,
-        ..claim("door", Ask::Whole)
-    };
-    enter(&engine, held).await;
-    drop(engine);
-    damage::reboot(dir.path());
-    let before = BootTime::now();
-    let engine = open(dir.path()).await;
-    let again = Arc::new(claim("door", Ask::Whole));
-    let refused = engine.enter(Arc::clone(&again)).await.unwrap_err();
-    assert!(refused.is_transient(), "{refused}");
-    while engine.enter(Arc::clone(&again)).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let took = BootTime::now().saturating_since(before);
-    assert!(took >= SHORT, "granted after {took:?}");
-}
-
-#[tokio::test]
 async fn the_dead_make_nobody_wait() {
     let (dir, engine) = store().await;
     for role in ["hold", "read"] {

@@ -17,7 +17,7 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::super::connect::Server;
 use super::super::connection::{Listener, Notice};
-use super::super::error::failed;
+use super::super::error::{self, failed};
 use super::super::notify;
 use super::super::schema::Schema;
 use super::claim::LocalClaim;
@@ -25,10 +25,10 @@ use super::config::Config;
 use super::keys::{Key, Keys};
 use super::owner_record::{Fresh, record_fresh};
 use super::session::{Blanks, Session};
-use palisade_core::engine::{Alarm, ClaimId, Place, Settings, no_connection};
+use palisade_core::engine::{Alarm, ClaimId, Place, Settings, no_connection, rounded};
 use palisade_core::{BootTime, Error, ErrorKind, Result};
 use palisade_kit::tombstones::Tombstones;
-use palisade_kit::{Link, PerRuntime, timed};
+use palisade_kit::{Link, Pause, PerRuntime, timed};
 
 /// How many free sessions are kept for good, and for how long the rest are kept. A client that
 /// takes many locks at once tends to do so again, and connecting costs far more than a lock.
@@ -56,6 +56,8 @@ pub(super) struct Registry {
     max_connections: usize,
     /// For requests that belong to no claim.
     shared: PerRuntime<Arc<Session>>,
+    /// How often in a row the server had no connection left for a claim, and the pause after that.
+    refused: Mutex<(u32, Option<Pause>)>,
     /// The keeper's runtime.
     home: Mutex<Option<Handle>>,
     spare: Mutex<Spares>,
@@ -137,7 +139,9 @@ impl Registry {
                 shared: PerRuntime::new(settings.connect_timeout, move || {
                     let shared = shared.clone();
                     Box::pin(async move { shared.connect().await })
-                }),
+                })
+                .full_if(error::is_full),
+                refused: Mutex::default(),
                 home: Mutex::default(),
                 spare: Mutex::default(),
                 claims: Mutex::default(),
@@ -189,12 +193,24 @@ impl Registry {
                 return Ok(session);
             }
         }
+        if let Some(why) = self.refused.lock().1.as_ref().and_then(Pause::refusal) {
+            return Err(why);
+        }
         let limit = self.connect_timeout;
         let connected = tokio::time::timeout(limit, self.connector.connect()).await;
-        connected.unwrap_or_else(|_| {
-            let message = format!("no connection within {limit:?}");
+        let connected = connected.unwrap_or_else(|_| {
+            let message = format!("no connection within {}", rounded(limit));
             Err(no_connection(message))
-        })
+        });
+        let mut refused = self.refused.lock();
+        *refused = match &connected {
+            Err(why) if error::is_full(why) => {
+                let pause = Pause::after(refused.0, why.clone(), true);
+                (refused.0 + 1, Some(pause))
+            }
+            _ => (0, None),
+        };
+        connected
     }
 
     /// This runtime's session for requests that belong to no claim.

@@ -22,7 +22,7 @@ use super::super::connection::{Connection, Listener};
 use super::super::error::{self, STANDBY};
 use super::super::pooler::{announced, no_session_locks};
 use super::super::schema::first_cell;
-use super::super::statements::{Parameters, Prepared};
+use super::super::statements::{Parameters, Prepared, plan_by_index};
 use super::keys::Key;
 use palisade_core::engine::no_connection;
 use palisade_core::{BootTime, Result};
@@ -111,12 +111,13 @@ impl Session {
         // `synchronous_commit`, because a token that was returned must survive a crash of the
         // server.
         let mut setup = format!(
-            "SET statement_timeout = 0; SET lock_timeout = 0; \
+            "{} SET statement_timeout = 0; SET lock_timeout = 0; \
              SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
              SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
              SELECT set_config('synchronous_commit', 'on', false) \
              WHERE current_setting('synchronous_commit') = 'off'; \
-             LISTEN palisade_pid_{pid}"
+             LISTEN palisade_pid_{pid}",
+            plan_by_index()
         );
         let mut idle = "palisade.idle";
         if version >= 140_000 {

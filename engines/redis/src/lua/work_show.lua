@@ -1,21 +1,26 @@
 -- work_show.lua: shows a queue. ARGV: count; or list, 1 for dead letters alone, limit; or read, id.
--- count answers ready, delayed, claimed, blocked, dead and since when the first is ready.
+-- count answers ready, delayed, claimed, blocked, dead, and for how long the oldest that is ready has
+-- waited, of the first MANY that are due.
 -- The others answer number, id, key, state, attempts, pushed, in how long that changes or '', token,
 -- owner, why, size and body of each; the body of one alone.
 local answer = {WORD}
 local does = ARGV[2]
-expire(1000)
+local MANY = 1000
+expire(MANY)
 if does == 'count' then
   local ready = redis.call('ZCOUNT', W .. ':due', '-inf', text(now))
   local delayed = redis.call('ZCARD', W .. ':due') - ready
   local claimed, dead = redis.call('ZCARD', W .. ':lease'), redis.call('ZCARD', W .. ':dead')
   local all = redis.call('ZCARD', W .. ':all')
-  local first = redis.call('ZRANGE', W .. ':due', 0, 0, 'WITHSCORES')[2]
-  local since = first and text(math.max(now - tonumber(first), 0)) or '0'
+  -- One of a key has waited for longer than it is due.
+  local since = now
+  for _, n in ipairs(redis.call('ZRANGEBYSCORE', W .. ':due', '-inf', text(now), 'LIMIT', 0, MANY)) do
+    since = math.min(since, tonumber(redis.call('HGET', of(n), 'after')) or now)
+  end
   for _, count in ipairs({ready, delayed, claimed, all - ready - delayed - claimed - dead, dead}) do
     answer[#answer + 1] = text(count)
   end
-  answer[#answer + 1] = since
+  answer[#answer + 1] = text(now - since)
   return answer
 end
 local numbers

@@ -11,8 +11,8 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::Cmd;
 
-use super::Redlock;
 use super::node::{Doubt, Node, Retracted};
+use super::{Redlock, no_answer};
 use crate::ROUNDING;
 use crate::client::{Script, unexpected_reply};
 use crate::keys::LineKeys;
@@ -26,6 +26,10 @@ const PERMITS_TRIED: usize = 16;
 
 /// The pause before a failed retraction is retried.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// How long a ballot that is lost waits for one more server to say whether it votes at all: a server
+/// that is connected to says so without a request.
+const MOMENT: Duration = Duration::from_millis(5);
 
 /// The votes that are still in flight.
 type Asked = FuturesUnordered<BoxFuture<(usize, Vote)>>;
@@ -92,9 +96,17 @@ async fn ballot(
     let mut asked: Asked = engine.nodes.iter().map(ask).collect();
     let mut votes: Vec<Option<Vote>> = (0..nodes).map(|_| None).collect();
     let (mut counts, mut left) = (Vec::new(), Vec::new());
-    let late = sync::sleep_until(sent + limit);
-    tokio::pin!(late);
-    while counts.len() < quorum && counts.len() + asked.len() >= quorum {
+    let limited = sync::sleep_until(sent + limit);
+    tokio::pin!(limited);
+    let mut late = false;
+    while counts.len() < quorum {
+        // Without a majority in reach it is over. Servers that abstain say so at once; then the
+        // others have a moment, so that the error says how many do, and for how long.
+        let abstains = |vote: &Option<Vote>| matches!(vote, Some(Vote::Abstains(_)));
+        let lost = counts.len() + asked.len() < quorum;
+        if asked.is_empty() || lost && !votes.iter().any(abstains) {
+            break;
+        }
         tokio::select! {
             biased;
             Some((at, vote)) = asked.next() => {
@@ -105,7 +117,11 @@ async fn ballot(
                 }
                 votes[at] = Some(vote);
             }
-            () = &mut late => break,
+            () = &mut limited => {
+                late = true;
+                break;
+            }
+            () = sync::sleep_until(BootTime::now() + MOMENT), if lost => break,
         }
     }
     if let (Some(token), Some(ttl)) = (token(&counts, quorum), lasting(&left, quorum)) {
@@ -122,7 +138,7 @@ async fn ballot(
             return Ok((Tried::Held { sequence, armed }, votes));
         }
     }
-    let tried = failed(engine, claim, &ballot, asked, &votes).await?;
+    let tried = failed(engine, claim, &ballot, asked, &votes, late).await?;
     Ok((tried, votes))
 }
 
@@ -197,6 +213,7 @@ async fn failed(
     ballot: &Arc<Ballot>,
     mut asked: Asked,
     votes: &[Option<Vote>],
+    late: bool,
 ) -> Result<Tried> {
     let (nodes, quorum) = (engine.nodes.len(), engine.quorum);
     let limit = engine.limit(claim.ttl);
@@ -218,21 +235,9 @@ async fn failed(
     {
         return Err(capacity_mismatch(live, capacity));
     }
-    let answered = count(|vote| !matches!(vote, Vote::Failed(_)));
-    if answered < quorum {
-        let errors = votes
-            .iter()
-            .enumerate()
-            .filter_map(|(at, vote)| match vote {
-                Some(Vote::Failed(error)) => Some(engine.nodes[at].blame(error)),
-                Some(_) => None,
-                None => {
-                    let message = format!("no answer within {limit:?}");
-                    let late = Error::new(ErrorKind::Unreachable, "enter", message);
-                    Some(engine.nodes[at].blame(&late))
-                }
-            });
-        let error = engine.no_majority("enter", answered, &errors.collect::<Vec<_>>());
+    let voted = count(|vote| !matches!(vote, Vote::Failed(_) | Vote::Abstains(_)));
+    if voted < quorum {
+        let error = no_majority(engine, votes, late.then_some(limit));
         return Err(if returned {
             error
         } else {
@@ -244,6 +249,27 @@ async fn failed(
     let split =
         held > 0 || due.is_zero() && count(|vote| matches!(vote, Vote::Busy { .. })) < quorum;
     Ok(Tried::Behind { due, split })
+}
+
+/// The error for a ballot in which fewer than a majority voted. A server without an answer counts
+/// only if it was waited for, until `late`: a ballot that can't be won any more ends at once.
+fn no_majority(engine: &Redlock, votes: &[Option<Vote>], late: Option<Duration>) -> Error {
+    let mut errors = Vec::new();
+    for (vote, node) in votes.iter().zip(&engine.nodes) {
+        match (vote, late) {
+            (Some(Vote::Failed(error)), _) => errors.push(node.blame(error)),
+            (None, Some(limit)) => errors.push(node.blame(&no_answer("enter", limit))),
+            _ => {}
+        }
+    }
+    let abstaining = votes.iter().flatten().filter_map(|vote| match vote {
+        Vote::Abstains(until) => Some(*until),
+        _ => None,
+    });
+    let mut abstaining: Vec<BootTime> = abstaining.collect();
+    let unknown = votes.iter().filter(|vote| vote.is_none()).count();
+    let unknown = if late.is_some() { 0 } else { unknown };
+    engine.no_majority("enter", unknown, &mut abstaining, &errors)
 }
 
 /// Retracts the votes of an attempt, wherever one was given or may have been given. Returns whether
@@ -335,8 +361,8 @@ impl Ballot {
             Ok(link) => link,
             Err(error) => return Vote::Failed(error),
         };
-        if let Some(error) = node.abstains(&link) {
-            return Vote::Failed(error);
+        if let Some(until) = node.abstains(&link) {
+            return Vote::Abstains(until);
         }
         let asked_on = &self.asked_on[node.at];
         asked_on.store(link.generation(), Ordering::SeqCst);
@@ -393,6 +419,8 @@ pub(super) enum Vote {
     Left,
     /// The line has another capacity on that server.
     Mismatch(u32),
+    /// The server restarted recently, and does not vote before then. It was not asked.
+    Abstains(BootTime),
     /// The server did not vote, or the outcome is unknown.
     Failed(Error),
 }
@@ -433,7 +461,7 @@ impl Vote {
         match self {
             Self::Held { .. } => true,
             Self::Failed(error) => error.outcome() == Outcome::MaybeApplied,
-            Self::Busy { .. } | Self::Left | Self::Mismatch(_) => false,
+            Self::Busy { .. } | Self::Left | Self::Mismatch(_) | Self::Abstains(_) => false,
         }
     }
 }

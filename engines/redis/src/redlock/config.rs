@@ -13,7 +13,8 @@ use crate::config::{Access, database};
 use crate::connection::Server;
 use crate::keys::Keys;
 use palisade_core::engine::{
-    EngineFactory, EngineInfo, Permits, Settings, SharedEngine, Tokens, TtlRange, Url, config_error,
+    EngineFactory, EngineInfo, Permits, Settings, SharedEngine, Tokens, TtlRange, Url,
+    config_error, rounded,
 };
 use palisade_core::{Capability, Guarantee, Result};
 use palisade_kit::{Host, typed_config};
@@ -109,7 +110,11 @@ impl Options {
         let max_ttl = url.take_duration("max_ttl")?.unwrap_or(MAX_TTL);
         let longest = Capability::FULL.ttl;
         if max_ttl < longest.min || max_ttl > longest.max {
-            let message = format!("max_ttl must be {:?} to {:?}", longest.min, longest.max);
+            let message = format!(
+                "max_ttl must be {} to {}",
+                rounded(longest.min),
+                rounded(longest.max)
+            );
             return Err(config_error(message));
         }
         let node_timeout = url.take_duration("node_timeout")?;
@@ -226,7 +231,8 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
     if up >= engine.quorum {
         Ok(())
     } else {
-        Err(engine.no_majority("connect", up, &down))
+        let unknown = engine.nodes.len() - up - down.len();
+        Err(engine.no_majority("connect", unknown, &mut [], &down))
     }
 }
 

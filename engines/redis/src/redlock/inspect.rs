@@ -89,8 +89,25 @@ pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
     let look = |node: Arc<Node>| async move { node.client.check().await };
     let limit = engine.nodes[0].client.timeout;
     let answers = engine.gather("check", limit, look, |_| false).await?;
+    let mut abstaining = Vec::new();
+    let down = answers.iter().filter(|answer| answer.is_none()).count();
+    for (node, _) in engine
+        .nodes
+        .iter()
+        .zip(&answers)
+        .filter(|(_, up)| up.is_some())
+    {
+        let link = node.link().await.ok();
+        abstaining.extend(link.and_then(|link| node.abstains(&link)));
+    }
     let hosts = engine.nodes.iter().map(|node| node.host().clone());
     let mut whole = merged_checkups(hosts.zip(answers));
+    if let Some(message) = engine.not_yet(&mut abstaining, down) {
+        let remedy = "wait; restart_guard=off is for servers that write each command to disk \
+                      before they answer";
+        let found = Finding::new(Severity::Warning, "not_voting", message, remedy);
+        whole.findings.push(found);
+    }
     let nodes = engine.nodes.len();
     if nodes.is_multiple_of(2) {
         whole.findings.push(Finding::new(

@@ -33,7 +33,7 @@ use self::ballot::Ballot;
 pub use self::config::FACTORY;
 use self::node::Node;
 use crate::keys::Keys;
-use palisade_core::engine::{BoxFuture, ClaimId, Engine, Ticket};
+use palisade_core::engine::{BoxFuture, ClaimId, Engine, Ticket, rounded};
 use palisade_core::{BootTime, Capability, Error, ErrorKind, Result};
 use palisade_kit::tombstones::Tombstones;
 use palisade_kit::{absent, rooms};
@@ -128,29 +128,76 @@ impl Redlock {
             .filter_map(|(answer, node)| match answer {
                 Some(Ok(_)) => None,
                 Some(Err(error)) => Some(node.blame(error)),
-                None => {
-                    let message = format!("no answer within {limit:?}");
-                    let late = Error::new(ErrorKind::Unreachable, operation, message);
-                    Some(node.blame(&late))
-                }
+                None => Some(node.blame(&no_answer(operation, limit))),
             });
         let errors: Vec<Error> = errors.collect();
-        Err(self.no_majority(operation, up, &errors).maybe_applied())
+        let error = self.no_majority(operation, 0, &mut [], &errors);
+        Err(error.maybe_applied())
     }
 
-    /// The error for too few answers, with what is wrong with the other servers.
-    fn no_majority(&self, operation: &'static str, up: usize, errors: &[Error]) -> Error {
-        let (nodes, quorum) = (self.nodes.len(), self.quorum);
-        let said: Vec<&str> = errors.iter().map(Error::message).collect();
-        let message = format!(
-            "{up} of {nodes} servers answered, and {quorum} must: {}",
-            said.join("; ")
-        );
+    /// The error for too few answers: `abstaining` has when each server votes that answered but does
+    /// not vote yet, `errors` what is wrong with others, and `unknown` were not waited for.
+    fn no_majority(
+        &self,
+        operation: &'static str,
+        unknown: usize,
+        abstaining: &mut [BootTime],
+        errors: &[Error],
+    ) -> Error {
+        let (nodes, quorum, down) = (self.nodes.len(), self.quorum, errors.len());
+        let mut said: Vec<String> = Vec::new();
+        if let Some(not_yet) = self.not_yet(abstaining, down) {
+            said.push(not_yet + " (see restart_guard=)");
+        }
+        let why: Vec<&str> = errors.iter().map(Error::message).collect();
+        let why = why.join("; ");
+        match nodes - down {
+            _ if why.is_empty() && said.is_empty() => said.push(format!(
+                "fewer than {quorum} of {nodes} servers answered in time"
+            )),
+            // Enough servers are there.
+            _ if why.is_empty() => {}
+            left if left >= quorum => said.push(why),
+            _ if unknown > 0 => said.push(format!(
+                "{down} of {nodes} servers can't be used, and {quorum} are needed: {why}"
+            )),
+            left => said.push(format!(
+                "{left} of {nodes} servers answered, and {quorum} must: {why}"
+            )),
+        }
         // An error that needs a fix by the user determines the kind.
         let worst = errors.iter().find(|error| !error.is_transient());
         let kind = worst.map_or(ErrorKind::Unreachable, Error::kind);
-        Error::new(kind, operation, message)
+        Error::new(kind, operation, said.join("; "))
     }
+
+    /// What to say of servers that do not vote yet; `down` others can't.
+    fn not_yet(&self, abstaining: &mut [BootTime], down: usize) -> Option<String> {
+        if abstaining.is_empty() {
+            return None;
+        }
+        abstaining.sort_unstable();
+        let nodes = self.nodes.len();
+        let can = nodes.saturating_sub(abstaining.len() + down);
+        let guard = self.nodes.iter().find_map(|node| node.guard)?;
+        let count = abstaining.len();
+        let mut said = format!(
+            "{count} of {nodes} servers restarted less than {guard:?} ago and do not vote yet"
+        );
+        // The server whose vote completes a majority.
+        let needed = self.quorum.saturating_sub(can);
+        if let Some(by) = needed.checked_sub(1).and_then(|at| abstaining.get(at)) {
+            let seconds = by.remaining().as_secs_f64().ceil();
+            said.push_str(&format!("; a majority can vote in {seconds}s"));
+        }
+        Some(said)
+    }
+}
+
+/// The error for a server that has not answered.
+fn no_answer(operation: &'static str, limit: Duration) -> Error {
+    let message = format!("no answer within {}", rounded(limit));
+    Error::new(ErrorKind::Unreachable, operation, message)
 }
 
 /// The engine. An attempt is completed even if its caller is dropped, and keeps the engine alive.

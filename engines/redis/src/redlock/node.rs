@@ -11,8 +11,9 @@ use crate::client::{Client, Script, Servers, unexpected_reply};
 use crate::connection::{Connection, Freed, Role, Server};
 use crate::keys::{Keys, LineKeys};
 use crate::notify::FREE;
+use crate::watched;
 use palisade_core::engine::{ClaimId, Settings, config_error};
-use palisade_core::{Error, ErrorKind, Outcome, Result};
+use palisade_core::{BootTime, Error, Outcome, Result};
 use palisade_kit::push::PushHub;
 use palisade_kit::{Host, Link, PerRuntime};
 
@@ -21,7 +22,7 @@ pub(super) struct Node {
     host: Host,
     pub(super) client: Arc<Client>,
     /// A server that has been up for less than this may have forgotten a vote.
-    guard: Option<Duration>,
+    pub(super) guard: Option<Duration>,
 }
 
 /// The `run_id` of each node's server, as far as it is known.
@@ -84,6 +85,7 @@ impl Node {
             keys: keys.clone(),
             replicas: 0,
             timeout: settings.timeout,
+            watches: watched::Watches::default(),
         };
         Self {
             at,
@@ -116,21 +118,13 @@ impl Node {
         }
     }
 
-    /// Why the server at the end of this connection does not vote: it restarted recently, and may
-    /// have forgotten a vote that has not expired yet. No vote was asked for.
-    pub(super) fn abstains(&self, link: &Link<Connection>) -> Option<Error> {
+    /// When the server at the end of this connection votes again, if it does not vote now: it
+    /// restarted recently, and may have forgotten a vote that has not expired yet.
+    pub(super) fn abstains(&self, link: &Link<Connection>) -> Option<BootTime> {
         self.guard
             .zip(link.connection.identity())
             .map(|(guard, identity)| identity.started + guard)
             .filter(|votes| !votes.has_passed())
-            .map(|votes| {
-                let message = format!(
-                    "{} restarted recently and may have forgotten locks; it votes in {:.0?} (see restart_guard=)",
-                    self.host(),
-                    votes.remaining()
-                );
-                Error::new(ErrorKind::Unreachable, "enter", message)
-            })
     }
 
     /// Retracts a vote: the one with the token `count`, or any if `count` is 0.
@@ -220,6 +214,7 @@ fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use palisade_core::ErrorKind;
 
     #[test]
     fn a_server_votes_once() {

@@ -7,7 +7,7 @@
 
 use futures_util::future::LocalBoxFuture;
 use palisade::engine::{BoxFuture, Era};
-use palisade::fence::{Fence, FenceExt, Presented, ReadToken, Rule, SharedFence, Verdict};
+use palisade::fence::{Fence, FenceExt, Presented, ReadToken, Rule, SharedFence, Taken, Verdict};
 use palisade::{ErrorKind, Name, Result, Token};
 
 /// Opens a store; may be called repeatedly.
@@ -34,6 +34,10 @@ impl Bed<'_> {
         written.unwrap()
     }
 
+    async fn take(&self, fence: &SharedFence, token: u64) -> Taken {
+        fence.take(&self.resource, token.into()).await.unwrap()
+    }
+
     /// The highest token and the data.
     async fn kept(&self, fence: &SharedFence) -> Option<(u64, String)> {
         let kept = fence.read(&self.resource).await.unwrap();
@@ -44,6 +48,16 @@ impl Bed<'_> {
 const fn stale(highest: u64) -> Verdict {
     let highest = Token(highest);
     Verdict::Stale { highest }
+}
+
+fn taken(data: Option<&str>) -> Taken {
+    let data = data.map(|data| data.as_bytes().to_vec());
+    Taken::Accepted { data }
+}
+
+const fn stale_take(highest: u64) -> Taken {
+    let highest = Token(highest);
+    Taken::Stale { highest }
 }
 
 type Run = for<'a> fn(Bed<'a>) -> LocalBoxFuture<'a, ()>;
@@ -69,6 +83,12 @@ cases![
     resources_and_their_names_are_kept_apart,
     a_forgotten_resource_takes_any_token,
     concurrent_writers_leave_the_data_of_the_highest_token,
+    who_takes_before_it_reads_loses_no_accepted_write,
+    a_take_tells_nothing_from_nothing_written,
+    a_take_judges_as_a_write_does,
+    a_strict_take_keeps_its_token_for_one_write,
+    a_write_in_flight_is_in_what_is_taken_or_stale,
+    a_read_change_write_of_many_holders_loses_nothing,
 ];
 
 /// Runs every case on a store.
@@ -246,4 +266,137 @@ async fn concurrent_writers_leave_the_data_of_the_highest_token(bed: Bed<'_>) {
         writer.await.unwrap();
     }
     assert_eq!(bed.kept(&one).await.unwrap(), (20, "20".to_owned()));
+}
+
+/// Two holders add to one resource, the first is paused before its write. `takes`: whether the second
+/// takes or only reads. Returns the verdict about the first one's write, and what is kept.
+async fn paused_before_its_write(bed: &Bed<'_>, takes: bool) -> (Verdict, String) {
+    let (zombie, fence) = (bed.fence().await, bed.fence().await);
+    assert_eq!(bed.write(&zombie, 5, "old").await, Verdict::Accepted);
+    // The first, with token 5, has read and is paused. The second is granted 7.
+    let seen = if takes {
+        match bed.take(&fence, 7).await {
+            Taken::Accepted { data } => String::from_utf8(data.unwrap()).unwrap(),
+            stale @ Taken::Stale { .. } => panic!("{stale:?}"),
+        }
+    } else {
+        bed.kept(&fence).await.unwrap().1
+    };
+    let late = bed.write(&zombie, 5, "old+first").await;
+    let written = bed.write(&fence, 7, &format!("{seen}+second")).await;
+    assert_eq!(written, Verdict::Accepted);
+    (late, bed.kept(&fence).await.unwrap().1)
+}
+
+/// The control comes first: who only reads loses a write that was accepted.
+async fn who_takes_before_it_reads_loses_no_accepted_write(bed: Bed<'_>) {
+    let (late, kept) = paused_before_its_write(&bed, false).await;
+    assert_eq!((late, kept.as_str()), (Verdict::Accepted, "old+second"));
+    assert!(bed.fence().await.forget(&bed.resource).await.unwrap());
+    let (late, kept) = paused_before_its_write(&bed, true).await;
+    assert_eq!((late, kept.as_str()), (stale(7), "old+second"));
+}
+
+async fn a_take_tells_nothing_from_nothing_written(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    assert_eq!(bed.take(&fence, 5).await, taken(None));
+    assert_eq!(bed.kept(&fence).await.unwrap(), (5, String::new()));
+    // The mark stands before there is data.
+    assert_eq!(bed.write(&fence, 4, "late").await, stale(5));
+    assert_eq!(bed.take(&fence, 5).await, taken(None));
+    assert_eq!(bed.write(&fence, 5, "").await, Verdict::Accepted);
+    assert_eq!(bed.take(&fence, 6).await, taken(Some("")));
+    assert_eq!(bed.write(&fence, 6, "six").await, Verdict::Accepted);
+    let again = bed.fence().await;
+    assert_eq!(bed.take(&again, 6).await, taken(Some("six")));
+    assert_eq!(bed.take(&again, 8).await, taken(Some("six")));
+    assert_eq!(bed.kept(&again).await.unwrap(), (8, "six".to_owned()));
+}
+
+async fn a_take_judges_as_a_write_does(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    let last = Era::new(127).unwrap().stamp((1 << 56) - 1).unwrap().0;
+    assert_eq!(bed.write(&fence, 7, "seven").await, Verdict::Accepted);
+    assert_eq!(bed.take(&fence, 6).await, stale_take(7));
+    assert_eq!(bed.take(&fence, 1).await, stale_take(7));
+    assert_eq!(bed.kept(&fence).await.unwrap(), (7, "seven".to_owned()));
+    assert_eq!(bed.take(&fence, last).await, taken(Some("seven")));
+    assert_eq!(bed.take(&fence, last - 1).await, stale_take(last));
+    for bad in [0, 1 << 63, u64::MAX] {
+        let taken = fence.take(&bed.resource, bad.into()).await;
+        let kind = taken.map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::InvalidArgument));
+    }
+}
+
+async fn a_strict_take_keeps_its_token_for_one_write(bed: Bed<'_>) {
+    let fence = bed.strict().await;
+    // Nothing is older than the first token.
+    assert_eq!(bed.take(&fence, 1).await, taken(None));
+    assert_eq!(bed.write(&fence, 1, "one").await, Verdict::Accepted);
+    assert_eq!(bed.take(&fence, 1).await, stale_take(1));
+    assert_eq!(bed.write(&fence, 5, "five").await, Verdict::Accepted);
+    // The token below is in use already, and one far below.
+    for token in [6, 9] {
+        assert_eq!(bed.take(&fence, token).await, taken(Some("five")));
+        assert_eq!(bed.take(&fence, token).await, taken(Some("five")));
+        assert_eq!(bed.write(&fence, token - 1, "late").await, stale(token - 1));
+        assert_eq!(bed.take(&fence, token - 1).await, stale_take(token - 1));
+    }
+    assert_eq!(bed.write(&fence, 9, "nine").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, 9, "again").await, stale(9));
+    assert_eq!(bed.take(&fence, 9).await, stale_take(9));
+    assert_eq!(bed.kept(&fence).await.unwrap(), (9, "nine".to_owned()));
+}
+
+async fn a_write_in_flight_is_in_what_is_taken_or_stale(bed: Bed<'_>) {
+    let (zombie, fence) = (bed.fence().await, bed.fence().await);
+    for round in 0..20u64 {
+        let (old, new) = (2 * round + 1, 2 * round + 2);
+        let (zombie, resource) = (zombie.clone(), bed.resource.clone());
+        let data = old.to_string();
+        let flight = zombie.write(&resource, old.into(), data.clone().into_bytes());
+        let flight = tokio::spawn(flight);
+        if round % 3 == 0 {
+            tokio::task::yield_now().await;
+        }
+        let seen = match bed.take(&fence, new).await {
+            Taken::Accepted { data } => data.map(|data| String::from_utf8(data).unwrap()),
+            stale @ Taken::Stale { .. } => panic!("{stale:?}"),
+        };
+        match flight.await.unwrap().unwrap() {
+            Verdict::Accepted => assert_eq!(seen, Some(data), "round {round}"),
+            stale => assert_eq!((stale, seen == Some(data)), (self::stale(new), false)),
+        }
+    }
+}
+
+/// Nobody waits for anybody: what is accepted is never lost, whoever is replaced.
+async fn a_read_change_write_of_many_holders_loses_nothing(bed: Bed<'_>) {
+    let (one, two) = (bed.fence().await, bed.fence().await);
+    let holders = (1..=24u64).map(|token| {
+        let fence = if token % 2 == 0 { &one } else { &two };
+        let (fence, resource) = (fence.clone(), bed.resource.clone());
+        tokio::spawn(async move {
+            let taken = fence.take(&resource, token.into()).await.unwrap();
+            let Taken::Accepted { data } = taken else {
+                return None;
+            };
+            let mut chain = data.unwrap_or_default();
+            chain.push(u8::try_from(token).unwrap());
+            let written = fence.write(&resource, token.into(), chain).await.unwrap();
+            (written == Verdict::Accepted).then_some(token)
+        })
+    });
+    let mut accepted = Vec::new();
+    for holder in holders.collect::<Vec<_>>() {
+        accepted.extend(holder.await.unwrap());
+    }
+    let kept = one.read(&bed.resource).await.unwrap().unwrap();
+    let kept: Vec<u64> = kept.data.into_iter().map(u64::from).collect();
+    accepted.sort_unstable();
+    assert_eq!(
+        kept, accepted,
+        "the chain has every accepted write, in order"
+    );
 }

@@ -9,6 +9,7 @@ mod access;
 mod crowd;
 mod faults;
 mod interop;
+mod limits;
 mod names;
 mod sessions;
 mod util;

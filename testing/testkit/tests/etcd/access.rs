@@ -3,6 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use palisade::report::Severity;
 use palisade::{ErrorKind, Eviction, LossReason};
 use palisade_testkit::lab::launch;
 use palisade_testkit::lab::trial::{certificates, says_no_secret};
@@ -284,14 +285,50 @@ async fn what_is_wrong_with_a_cluster_is_found() {
             break;
         }
     }
-    // The alarm is raised after the put that did not fit has been answered.
+    // The alarm is raised after the put that did not fit has been answered. It is a danger: nothing
+    // can be locked.
     until("the alarm", || async {
-        codes(&client.check().await.unwrap()).contains(&"quota_alarm")
+        let findings = client.check().await.unwrap().findings;
+        let mut alarms = findings.iter().filter(|found| found.code == "quota_alarm");
+        alarms.any(|alarm| alarm.severity == Severity::Danger)
     })
     .await;
     let full = client.mutex("full").lock().await.err().unwrap();
     assert_eq!(full.kind(), ErrorKind::Unusable, "{full:?}");
     call(&running, "/v3/maintenance/status", json!({}));
+}
+
+/// Every lock makes history, and etcd compacts none by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_history_that_was_never_compacted_is_told() {
+    let running = need!("etcd");
+    let client = palisade::connect(running.url()).await.unwrap();
+    let told = async || {
+        let findings = client.check().await.unwrap().findings;
+        findings.iter().any(|found| found.code == "never_compacted")
+    };
+    assert!(!told().await, "it is young");
+    // Ten thousand revisions, each a transaction.
+    let port = running.nodes()[0].port();
+    let put = json!({ "key": base64(b"history"), "value": base64(b"x") }).to_string();
+    let writers: Vec<_> = (0..8)
+        .map(|_| {
+            let put = put.clone();
+            std::thread::spawn(move || {
+                for _ in 0..1_251 {
+                    launch::wire::http(port, "POST", "/v3/kv/put", &put).unwrap();
+                }
+            })
+        })
+        .collect();
+    tokio::task::block_in_place(|| {
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().unwrap())
+    });
+    assert!(told().await);
+    call(&running, "/v3/kv/compaction", json!({ "revision": "5000" }));
+    assert!(!told().await, "it is compacted");
 }
 
 #[tokio::test]

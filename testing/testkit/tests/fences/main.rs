@@ -4,11 +4,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod dropped;
 mod guard;
 mod http;
+mod keys;
 mod paused;
 mod rows;
 mod stores;
+mod taken;
 
 use palisade_testkit::lab::launch::{self, Running};
 

@@ -1,5 +1,6 @@
 //! A writer that is stopped between its check and its write, on every store: 200 of 200 with
-//! `PALISADE_TEST_FULL=1`.
+//! `PALISADE_TEST_FULL=1`. It is continued after the next holder's write, or between that holder's
+//! read and its write.
 
 use std::path::Path;
 
@@ -22,6 +23,8 @@ pub(super) async fn stopped_writer_is_refused(url: &str, kind: Kind, store: [&st
             kind,
             store: store.to_owned(),
             fenced,
+            takes: true,
+            between: false,
         };
         let score = rounds(program, &spec, count).await.unwrap();
         println!("{kind:?}, fenced {fenced}: {count} rounds, {score:?}");
@@ -37,6 +40,39 @@ pub(super) async fn stopped_writer_is_refused(url: &str, kind: Kind, store: [&st
             }
         };
         assert_eq!(score, expected, "{kind:?}, fenced: {fenced}");
+    }
+    if kind != Kind::PostgresGuard {
+        takes_or_loses(url, kind, store[0]).await;
+    }
+}
+
+/// The late write comes between the next holder's read and its write. Who takes loses nothing; the
+/// control, which only reads, loses a line that was accepted in each round.
+async fn takes_or_loses(url: &str, kind: Kind, store: &str) {
+    let (count, control) = match std::env::var_os("PALISADE_TEST_FULL") {
+        Some(_) => (200, 20),
+        None => (4, 3),
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_palisade-testkit"));
+    for (takes, count) in [(true, count), (false, control)] {
+        // Each run of rows begins with a table of its own.
+        let own = match kind {
+            Kind::SqliteRow => format!("{store}-{takes}"),
+            _ => store.to_owned(),
+        };
+        let spec = Spec {
+            url: url.to_owned(),
+            name: format!("taken-{:08x}", rand::random::<u32>()),
+            kind,
+            store: own,
+            fenced: true,
+            takes,
+            between: true,
+        };
+        let score = rounds(program, &spec, count).await.unwrap();
+        println!("{kind:?}, between, takes {takes}: {count} rounds, {score:?}");
+        let (refused, lost) = if takes { (count, 0) } else { (0, count) };
+        assert_eq!(score, Score { refused, lost }, "{kind:?}, takes: {takes}");
     }
 }
 

@@ -11,7 +11,7 @@ use super::{postgres, server};
 
 /// The result of a statement.
 #[derive(Debug, PartialEq, Eq)]
-enum Did {
+pub(super) enum Did {
     Write,
     Stale,
     Missing,
@@ -68,11 +68,6 @@ const STATEMENTS: &[(&str, Option<u64>, Did)] = &[
         None,
         Did::Stale,
     ),
-    (
-        "UPDATE stock SET n = 7, fence = -1 WHERE id = 1",
-        None,
-        Did::Missing,
-    ),
     // An upsert of an existing row.
     (
         "INSERT INTO stock (id, n, fence) VALUES (1, 6, 6) \
@@ -109,7 +104,11 @@ const STATEMENTS: &[(&str, Option<u64>, Did)] = &[
     ("DELETE FROM stock", None, Did::Missing),
 ];
 
-async fn try_postgres(client: &mut tokio_postgres::Client, sql: &str, token: Option<u64>) -> Did {
+pub(super) async fn try_postgres(
+    client: &mut tokio_postgres::Client,
+    sql: &str,
+    token: Option<u64>,
+) -> Did {
     let transaction = client.transaction().await.unwrap();
     if let Some(token) = token {
         pg::present(&transaction, token.into()).await.unwrap();
@@ -150,6 +149,7 @@ async fn postgres_refuses_every_stale_or_forgetful_statement() {
         assert_eq!(try_postgres(&mut client, sql, *token).await, *did, "{sql}");
     }
     for (sql, token, did) in [
+        ("UPDATE stock SET n = 7, fence = -1", None, Did::Missing),
         // A token that is presented for a transaction counts for every statement.
         ("UPDATE stock SET n = 2", Some(8), Did::Stale),
         ("UPDATE stock SET n = 2", Some(10), Did::Write),
@@ -178,11 +178,7 @@ async fn postgres_refuses_every_stale_or_forgetful_statement() {
         ),
         // The token is removed explicitly.
         ("DELETE FROM stock WHERE id = 5", Some(20), Did::Write),
-        (
-            "DELETE FROM stock_fence WHERE resource = '5'",
-            None,
-            Did::Write,
-        ),
+        ("DELETE FROM stock_fence WHERE id = 5", None, Did::Write),
         (
             "INSERT INTO stock (id, n) VALUES (5, 1)",
             Some(3),
@@ -313,11 +309,17 @@ async fn sqlx_presents_tokens_too() {
     }
 }
 
-fn try_sqlite(connection: &mut rusqlite::Connection, sql: &str, token: Option<u64>) -> Did {
+/// A DELETE presents its token as an update to a token below zero.
+pub(super) fn try_sqlite(
+    connection: &mut rusqlite::Connection,
+    sql: &str,
+    token: Option<u64>,
+) -> Did {
     let transaction = connection.transaction().unwrap();
-    if let Some(token) = token {
-        sqlite::present(&transaction, "stock", "1", token.into()).unwrap();
-    }
+    let sql = match (token, sql.strip_prefix("DELETE FROM stock")) {
+        (Some(token), Some(rest)) => &format!("UPDATE stock SET fence = -{token}{rest}"),
+        _ => sql,
+    };
     match transaction.execute_batch(sql) {
         Ok(()) => {
             transaction.commit().unwrap();
@@ -340,6 +342,8 @@ fn sqlite_refuses_every_stale_or_forgetful_statement() {
         connection
             .execute_batch(&format!("{create}{table}"))
             .unwrap();
+        // It can be fenced again.
+        sqlite::fence(&mut connection, &Table::new("stock").unwrap()).unwrap();
         connection
             .pragma_update(None, "recursive_triggers", recursive)
             .unwrap();
@@ -350,6 +354,14 @@ fn sqlite_refuses_every_stale_or_forgetful_statement() {
             // In SQLite text is greater than every number.
             ("UPDATE stock SET fence = 'zz' WHERE id = 1", Did::Missing),
             ("UPDATE stock SET fence = 9.5 WHERE id = 1", Did::Missing),
+            ("UPDATE stock SET fence = 0 WHERE id = 1", Did::Missing),
+            ("UPDATE stock SET fence = -8 WHERE id = 1", Did::Stale),
+            // What removed nothing presents nothing for later.
+            (
+                "UPDATE stock SET fence = -99 WHERE id = 1 AND n = 77",
+                Did::Write,
+            ),
+            ("DELETE FROM stock WHERE id = 1", Did::Missing),
             (
                 "INSERT OR REPLACE INTO stock (id, n, fence) VALUES (1, 0, 8)",
                 Did::Stale,

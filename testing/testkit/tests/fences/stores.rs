@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use palisade::engines::redis::RedisFence;
 use palisade::fence::sqlite::SqliteFence;
-use palisade::fence::{self, Fence, FileFence, MemoryFence, Rule, SharedFence, Verdict};
+use palisade::fence::{self, Fence, FileFence, MemoryFence, Rule, SharedFence, Taken, Verdict};
 use palisade::{ErrorKind, Name};
 use palisade_testkit::fences::conforms;
 
@@ -162,6 +162,28 @@ async fn a_hash_of_redis_keeps_its_other_fields() {
         ("b".to_owned(), b"3".to_vec()),
     ];
     assert_eq!((token.0, fields), (6, expected.to_vec()));
+    // Who takes a hash reads what was accepted, and older holders are refused.
+    let taken = fence.take_fields(&name, 8.into()).await.unwrap();
+    let Taken::Accepted {
+        data: Some(mut data),
+    } = taken
+    else {
+        panic!("{taken:?}");
+    };
+    data.sort();
+    assert_eq!(data, expected);
+    let late = write(7, &[("a", "9")]).await.unwrap();
+    assert!(matches!(late, Verdict::Stale { highest } if highest.0 == 8));
+    let taken = fence.take_fields(&name, 7.into()).await.unwrap();
+    assert!(matches!(taken, Taken::Stale { highest } if highest.0 == 8));
+    let fresh = Name::new("fresh").unwrap();
+    let taken = fence.take_fields(&fresh, 8.into()).await.unwrap();
+    assert_eq!(taken, Taken::Accepted { data: None });
+    assert_eq!(
+        fence.take(&name, 9.into()).await.unwrap_err().kind(),
+        ErrorKind::Unusable
+    );
+    assert_eq!(fence.highest(&name).await.unwrap().unwrap().0, 8);
     // A hash is no string: nothing is written, and no token recorded.
     assert_eq!(
         write(7, &[]).await.unwrap_err().kind(),

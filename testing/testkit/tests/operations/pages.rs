@@ -51,6 +51,19 @@ fn the_token_is_taken_from_the_address_or_asked_for_once_and_kept_for_the_tab() 
     browser.open(&served.entry("operator"));
     browser.until("document.getElementById('state')?.textContent === 'live'");
     assert_eq!(browser.address(), served.page("locks"));
+    // A link does not replace it: whoever made the link could have chosen its token.
+    let token = "return sessionStorage.getItem('palisade-token')";
+    browser.open(&served.entry("viewer"));
+    browser.until("location.hash === '#/locks'");
+    assert_eq!(browser.js(token), served.token("operator"));
+    // Only if it is not valid any more, and then whoever sees the page decides.
+    browser.js("sessionStorage.setItem('palisade-token', 'gone')");
+    browser.open(&served.entry("viewer"));
+    browser.until("document.querySelector('dialog.token[open] #token')?.value.length === 64");
+    assert_eq!(browser.js(token), "gone");
+    browser.js("document.querySelector('dialog.token button.primary').click()");
+    browser.until("document.getElementById('state')?.textContent === 'live'");
+    assert_eq!(browser.js(token), served.token("viewer"));
     assert!(!served.audit().contains(served.token("operator")));
 }
 
@@ -100,6 +113,36 @@ fn a_lock_appears_within_a_second_and_its_release_removes_it() {
     let elsewhere = "return performance.getEntriesByType('resource').map((one) => one.name)\
                      .filter((name) => !name.startsWith(location.origin))";
     assert_eq!(browser.js(elsewhere), json!([]));
+}
+
+#[test]
+fn a_bar_shows_what_is_left_of_a_lease_once_its_length_is_known() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let served = Served::start();
+    let holds = [("long", "60s"), ("short", "3s")];
+    let _holds = holds.map(|(name, ttl)| served.hold(name, "nightly", &["--ttl", ttl]));
+    launch::until(crate::webdriver::LIMIT, || {
+        let (_, lines) = served.ask("operator", "GET", "/v1/lines", "", "");
+        let both = lines.contains("long") && lines.contains("short");
+        both.then_some(()).ok_or(lines)
+    })
+    .unwrap();
+    browser.open(&served.entry("operator"));
+    let track = |name: &str| format!("{}?.querySelector('.bar-track')", row(name));
+    browser.until(&track("long"));
+    // The page has seen neither its beginning nor a renewal: it may be of any length.
+    let bar = format!(
+        "const track = {}; \
+         return [track.classList.contains('unknown'), track.firstElementChild.style.width]",
+        track("long")
+    );
+    assert_eq!(browser.js(&bar), json!([true, "0%"]));
+    let known = |name: &str| format!("{}?.classList.contains('unknown') === false", track(name));
+    browser.until(&known("short"));
+    let _new = served.hold("new", "nightly", &["--ttl", "60s"]);
+    browser.until(&known("new"));
 }
 
 #[test]
@@ -183,6 +226,8 @@ fn a_principal_without_operate_has_no_button_and_is_refused() {
     let _hold = served.hold("billing/card-4711", "job", &[]);
     let _other = served.hold("elsewhere", "job", &[]);
     let open = |principal: &str, lock: &str| {
+        // A link does not replace the token of a tab.
+        browser.js("try { sessionStorage.clear() } catch {}");
         browser.open("about:blank");
         browser.open(&served.entry(principal));
         browser.until("document.getElementById('where').textContent !== ''");

@@ -166,6 +166,7 @@ fn prometheus_scrapes_a_gateway_and_an_alert_fires_when_a_lock_is_lost() {
     assert!(firing.iter().all(|(_, reason)| reason != "evicted"));
 
     names_are_documented(&prometheus);
+    names_are_described(&served);
     panels_can_be_asked_for(&prometheus);
 }
 
@@ -191,6 +192,20 @@ fn names_are_documented(prometheus: &Prometheus) {
         assert!(
             page.contains(&format!("`{name}`")),
             "{name} is not on the page"
+        );
+    }
+}
+
+/// Every metric of a real gateway says what it counts.
+fn names_are_described(served: &Served) {
+    let (_, text) = served.ask("viewer", "GET", "/metrics", "", "");
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names: Vec<&str> = types.filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        assert!(
+            text.contains(&format!("# HELP {name} ")),
+            "{name} in {text}"
         );
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::LossReason;
+use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy};
 use palisade_testkit::lab::trial::until;
 use tokio::task::JoinSet;
 
@@ -121,4 +122,64 @@ async fn a_row_that_another_locks_costs_its_own_lease_only() {
     let lock = client.mutex("b");
     let again = soon(lock.lock()).await;
     assert!(again.unwrap().token() > holds[1].token());
+}
+
+/// Rows that one transaction keeps locked are asked for together when it has ended, not each with a
+/// request of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_rows_are_renewed_together() {
+    const LOCKS: usize = 100;
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
+    let target = server.nodes()[0].address().parse().unwrap();
+    let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
+    let url = format!("postgres://palisade@{}/postgres?ttl=6s", proxy.addr());
+    let client = connect(url).await;
+    let locks: Vec<_> = (0..LOCKS).map(|at| client.mutex(format!("{at}"))).collect();
+    let holds = locks.iter().map(palisade::Mutex::lock);
+    let holds = futures_util::future::try_join_all(holds).await.unwrap();
+    psql.ask("BEGIN; SELECT count(*) FROM (SELECT FROM palisade.line FOR UPDATE) l;");
+    proxy.forget();
+    until("a renewal waits", async || {
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        sql(&server, waits) == ["1"]
+    })
+    .await;
+    psql.ask("COMMIT;");
+    let end = holds[LOCKS - 1].deadline();
+    until("the end of the first lease", async || end.has_passed()).await;
+    assert!(holds.iter().all(palisade::Hold::is_valid), "lost");
+    let asked = proxy.passed(Direction::ToEngine, "Execute");
+    assert!(asked < LOCKS / 3, "{asked} requests");
+}
+
+/// A renewal that hangs in the server keeps the rows locked that it has reached. The client that
+/// gives up on it cancels it: otherwise the next one finds them locked, as all further ones.
+#[tokio::test]
+async fn a_renewal_that_was_given_up_lets_go_of_its_rows() {
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
+    let client = connect(&format!("{}?ttl=6s", server.url())).await;
+    let mut holds = Vec::new();
+    for name in ["a", "b", "c", "last"] {
+        holds.push(client.mutex(name).lock().await.unwrap());
+    }
+    let first_end = holds[0].deadline();
+    psql.ask(
+        "CREATE SEQUENCE hangs;
+         CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           IF nextval('hangs') = 1 THEN PERFORM pg_sleep(600); END IF; RETURN NEW; END $$;
+         CREATE TRIGGER hang BEFORE UPDATE ON palisade.line FOR EACH ROW
+           WHEN (NEW.name = 'last') EXECUTE FUNCTION hang();",
+    );
+    let all = || holds.iter().all(palisade::Hold::is_valid);
+    until("two leases", async || {
+        assert!(all(), "lost by a renewal of our own");
+        (first_end + Duration::from_secs(6)).has_passed()
+    })
+    .await;
+    let renewed = sql(&server, "SELECT last_value > 2 FROM hangs");
+    assert_eq!(renewed, ["t"], "nothing hung");
+    let hangs = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+    assert_eq!(sql(&server, hangs), ["0"], "it still hangs");
 }

@@ -11,6 +11,7 @@ mod far;
 mod faults;
 mod interop;
 mod login;
+mod plans;
 mod pooled;
 mod reach;
 mod rights;

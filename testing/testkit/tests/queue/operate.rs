@@ -5,10 +5,11 @@ use std::time::Duration;
 use palisade::queue::{Draft, MessageState, Pick};
 use palisade::report::Scope;
 
-use crate::{Fixture, cases};
+use crate::{Fixture, cases, until};
 
 cases! {
     a_report_counts_every_state,
+    the_oldest_has_waited_since_its_push,
     messages_are_listed_and_read,
     queues_are_surveyed_by_prefix,
     a_retry_makes_one_ready,
@@ -51,6 +52,36 @@ async fn a_report_counts_every_state(fx: Fixture) {
     assert_eq!(report.total(), 8);
     assert!(report.oldest.is_some());
     claimed.done().await.unwrap();
+}
+
+/// Also if it was behind another of its key until just now.
+async fn the_oldest_has_waited_since_its_push(fx: Fixture) {
+    const WORK: Duration = Duration::from_millis(300);
+    let queue = fx.queue().await;
+    let late = Draft::new("late").delay(WORK * 2);
+    queue
+        .push_all(["1", "2"].map(|body| Draft::new(body).key("k")))
+        .await
+        .unwrap();
+    queue.push(late).await.unwrap();
+    let oldest = async || queue.report().await.unwrap().unwrap().oldest;
+    let pushed = palisade::BootTime::now();
+    let first = queue.next().await.unwrap();
+    assert_eq!(oldest().await, None, "nothing is ready");
+    tokio::time::sleep(WORK).await;
+    first.done().await.unwrap();
+    let least = palisade::BootTime::now().saturating_since(pushed);
+    let waited = oldest().await.unwrap();
+    assert!(waited >= least.min(WORK), "{waited:?}");
+    queue.next().await.unwrap().done().await.unwrap();
+    // What its sender kept back has waited since then.
+    let late = async || queue.report().await.unwrap().unwrap().ready == 1;
+    until("the late one", late).await;
+    let since = palisade::BootTime::now().saturating_since(pushed);
+    assert!(
+        oldest().await.unwrap() + WORK * 2 <= since + WORK,
+        "counted from its push"
+    );
 }
 
 async fn messages_are_listed_and_read(fx: Fixture) {

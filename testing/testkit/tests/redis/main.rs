@@ -12,3 +12,4 @@ mod many;
 mod server;
 mod sets;
 mod support;
+mod surveys;

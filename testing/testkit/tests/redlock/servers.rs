@@ -1,10 +1,12 @@
 //! The servers themselves: which of them may vote, and what they have lost.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use palisade::ErrorKind;
+use palisade::events::{Event, Observer};
 
-use super::support::{FRESH, Five, until};
+use super::support::{FRESH, Five, soon, until};
 
 /// A lock is on A, B and C, and C restarts empty. If C may vote, the lock is granted again.
 #[tokio::test(flavor = "multi_thread")]
@@ -49,9 +51,58 @@ async fn a_server_that_restarted_does_not_vote() {
 async fn servers_that_have_just_started_say_so() {
     let Some(five) = Five::start() else { return };
     let client = five.client("namespace=").await;
-    let error = client.mutex("job").try_lock().await.unwrap_err();
+    let mutex = client.mutex("job");
+    let error = mutex.try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
-    assert!(error.to_string().contains("restart_guard="), "{error}");
+    let said = error.message().to_owned();
+    let begin = "5 of 5 servers restarted less than 60s ago and do not vote yet; a majority can \
+                 vote in ";
+    assert!(said.starts_with(begin), "{error}");
+    assert!(said.ends_with("s (see restart_guard=)"), "{error}");
+    let checkup = client.check().await.unwrap();
+    let found = |code| {
+        checkup
+            .findings
+            .iter()
+            .find(move |found| found.code == code)
+    };
+    assert!(found("not_voting").unwrap().message.starts_with(begin));
+
+    // One that is down is named; one that nobody waited for is not.
+    five.running.nodes()[1].kill().unwrap();
+    let names_it = async || {
+        let error = mutex.try_lock().await.unwrap_err();
+        assert!(!error.message().contains("no answer"), "{error}");
+        assert!(!error.message().contains("0 of 5"), "{error}");
+        let host = format!("127.0.0.1:{}", five.running.nodes()[1].port());
+        error.message().starts_with("4 of 5") && error.message().contains(&host)
+    };
+    until("the dead server is named", names_it).await;
+}
+
+/// Whoever waits is told what for, once, and again when it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_servers_that_restarted_says_so() {
+    struct Stalls(mpsc::Sender<Option<String>>);
+    impl Observer for Stalls {
+        fn see(&self, event: &Event<'_>) {
+            if let Event::Stalled { why, .. } = event {
+                let why = why.map(|why| why.message().to_owned());
+                self.0.send(why).unwrap();
+            }
+        }
+    }
+    let Some(five) = Five::start() else { return };
+    let (sender, told) = mpsc::channel();
+    let client = five.client("namespace=&max_ttl=3s&ttl=3s").await;
+    let client = client.observed_by(Stalls(sender));
+    let _hold = soon("it votes", client.mutex("job").lock()).await.unwrap();
+    let told: Vec<_> = told.try_iter().collect();
+    let why = told[0].as_ref().unwrap();
+    assert!(why.contains("restarted less than 3s ago"), "{told:?}");
+    assert_eq!(told.last(), Some(&None), "{told:?}");
+    // Fewer and fewer of them abstain at the end, and each number is the same reason.
+    assert!(told.len() <= 4, "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

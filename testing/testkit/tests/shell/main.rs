@@ -133,6 +133,9 @@ fn tried(block: &Block, shown: Option<&str>, servers: &Servers) -> Result<Comple
             return Ok(Completion::ignored_with(format!("{tool} is not installed")));
         }
     }
+    if words.contains(&"psycopg") && launch::need_tool("psycopg").is_none() {
+        return Ok(Completion::ignored_with("psycopg is not here"));
+    }
     // These blocks use databases with the same names.
     static DATABASES: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let databases = words.contains(&"psql");

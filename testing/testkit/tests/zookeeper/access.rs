@@ -108,6 +108,39 @@ async fn findings_tell_of_the_ensemble() {
     assert_eq!(long.err().unwrap().kind(), ErrorKind::InvalidArgument);
 }
 
+/// The servers notice a leader that hangs after syncLimit x tickTime: 5 s here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ttl_that_no_hold_survives_a_hanging_leader_with_is_told() {
+    let running = need!("zookeeper3");
+    let finding = async |options: &str| {
+        let client = palisade::connect(&format!("{}{options}", running.url())).await;
+        let check = client.unwrap().check().await.unwrap();
+        let mut findings = check.findings.into_iter();
+        findings.find(|finding| finding.code == "leader_hangs")
+    };
+    let short = finding("?ttl=9s").await.unwrap();
+    assert!(short.message.contains("= 5.0s"), "{}", short.message);
+    assert!(short.remedy.contains("9.3s"), "{}", short.remedy);
+    assert!(finding("?ttl=10s").await.is_none());
+    assert!(finding("").await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_room_for_another_connection_is_named_as_such() {
+    let running = need!("zookeeper", "maxClientCnxns=3");
+    let _holder = connected(&running).await;
+    let mut kept = Vec::new();
+    let refused = loop {
+        match palisade::connect(running.url()).await {
+            Ok(client) if kept.len() < 4 => kept.push(client),
+            Ok(_) => panic!("more connections than the server takes"),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::Unreachable);
+    assert!(refused.message().contains("maxClientCnxns"), "{refused}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chroot_is_made_and_names_are_below_it() {
     let running = need!("zookeeper");

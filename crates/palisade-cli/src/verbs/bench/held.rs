@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use palisade::command::rounded;
 use palisade::events::{Event, Observer, Renewed};
 use palisade::{Client, Hold};
 use rustix::time::{ClockId, clock_gettime};
@@ -89,8 +90,9 @@ pub(super) async fn measure(plan: &Plan<'_>, progress: &mut Progress) -> Result<
     let per_second = |of: f64| of / took.as_secs_f64();
     let mut figure = Figure::new(&plan.engine, Measured::Held.name(), Who::Palisade);
     figure.remark = Some(format!(
-        "held: {count} locks for {ttl:?}: {:.1} renew calls and {:.0} leases per second ({failed} failed), \
+        "held: {count} locks for {}: {:.1} renew calls and {:.0} leases per second ({failed} failed), \
          {:.2} % of one core, {each} bytes each in our memory; taken at {:.0}/s, released at {:.0}/s",
+        rounded(ttl),
         per_second(calls.len() as f64),
         per_second(leases as f64),
         per_second(spent.as_secs_f64()) * 100.0,

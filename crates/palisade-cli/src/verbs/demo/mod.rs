@@ -122,6 +122,10 @@ impl Demo {
         if let Some(told) = &self.worker_of {
             return account::deposit(told).await;
         }
+        if global.url.is_some() {
+            let message = "the demo has an engine of its own, in a temporary folder; omit --url";
+            return Err(Failure::Usage(message.into()));
+        }
         let ttl = if self.fast { FAST_TTL } else { TTL };
         let mut endings = Endings::listen()?;
         let story = Story {

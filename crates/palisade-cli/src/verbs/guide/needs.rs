@@ -18,7 +18,13 @@ pub(super) struct Need {
 impl Need {
     /// `why` with the word of the need in front.
     pub(super) fn says(&self, info: &EngineInfo) -> String {
-        format!("{}: {}", self.word, (self.why)(info))
+        let decided_behind = is_gateway(info) && ["correctness", "election"].contains(&self.word);
+        let why = if decided_behind {
+            "the engine behind it decides (palisade doctor --url URL shows it)".to_owned()
+        } else {
+            (self.why)(info)
+        };
+        format!("{}: {why}", self.word)
     }
 }
 
@@ -32,7 +38,9 @@ pub(super) const NEEDS: &[Need] = &[
         why: |info| match (info.capability.class, info.capability.tokens) {
             (_, Tokens::None) => "it has no tokens".to_owned(),
             (Guarantee::Timed, _) => {
-                "it is of class C: exclusion and tokens assume correct clocks and no data loss"
+                "it is of class C: exclusion and tokens assume correct clocks and no data loss; \
+                 only a fence refuses a late writer, in storage that compares the tokens \
+                 (docs/fences.md)"
                     .to_owned()
             }
             (class, _) => {
@@ -116,6 +124,11 @@ pub(super) const NEEDS: &[Need] = &[
 /// Whether it is reached over a network: its URL names hosts.
 pub(super) fn has_hosts(info: &EngineInfo) -> bool {
     info.example.contains("://")
+}
+
+/// Whether it only passes on what another engine does: the registry has the least that it can do.
+pub(super) fn is_gateway(info: &EngineInfo) -> bool {
+    info.schemes.contains(&"http")
 }
 
 fn yes(it_has: bool, what: &str) -> String {

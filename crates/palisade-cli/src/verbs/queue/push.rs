@@ -1,19 +1,22 @@
 //! `palisade queue push`: adds a message, or one for each line.
 
+use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use palisade::Name;
 use palisade::command::parse_duration;
 use palisade::queue::{Draft, MAX_BATCH, MAX_BODY, Pushed};
+use palisade::{Error, Name};
 use serde_json::json;
 
 use super::refuse_private;
 use crate::args::Global;
 use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict};
+use crate::print::Printer;
 
 /// Add a message to a queue, and print its id
 ///
@@ -21,6 +24,7 @@ use crate::exit::{Failure, Outcome, Verdict};
 /// PostgreSQL.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
+        palisade queue push mail --body ann@example.org\n  \
         echo ann@example.org | palisade queue push mail\n  \
         palisade queue push orders order.json --key customer-17 --id order-4711\n  \
         seq 1000 | palisade queue push numbers --lines\n\n\
@@ -32,6 +36,9 @@ pub(super) struct Push {
     /// The file with the message [default: -, which is stdin]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
+    /// The message itself, instead of a file
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["file", "lines"])]
+    body: Option<OsString>,
     /// Handle it after all earlier messages of this key, never at the same time as one
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
@@ -49,9 +56,16 @@ pub(super) struct Push {
 impl Push {
     pub(super) async fn run(self, global: &Global) -> Verdict {
         Name::new(&self.name)?;
+        for (flag, value) in [("--id", &self.id), ("--key", &self.key)] {
+            let read = value.as_ref().map(Name::new).transpose();
+            read.map_err(|error| {
+                let message = format!("{flag}: {}", error.message());
+                Error::new(error.kind(), "push", message)
+            })?;
+        }
         let target = Target::find(global)?;
         refuse_private(&target)?;
-        let input = self.input()?;
+        let input = self.input(global.printer())?;
         let client = palisade::connect(target.url()).await?;
         let queue = client.queue(&self.name);
         if !self.lines {
@@ -89,13 +103,34 @@ impl Push {
         Ok(Outcome::Done)
     }
 
-    fn input(&self) -> Result<Box<dyn Read>, Failure> {
+    fn input(&self, printer: Printer) -> Result<Box<dyn Read>, Failure> {
+        if let Some(body) = &self.body {
+            return Ok(Box::new(io::Cursor::new(body.as_bytes().to_vec())));
+        }
         match &self.file {
             Some(path) if path.as_os_str() != "-" => match File::open(path) {
                 Ok(file) => Ok(Box::new(file)),
-                Err(error) => Err(Failure::Usage(format!("{}: {error}", path.display()))),
+                Err(error) => {
+                    let path = path.display();
+                    let tip = match error.kind() {
+                        io::ErrorKind::NotFound => {
+                            "; the message is read from this file: to push the text itself, write \
+                             it after --body"
+                        }
+                        _ => "",
+                    };
+                    Err(Failure::Usage(format!("{path}: {error}{tip}")))
+                }
             },
-            _ => Ok(Box::new(io::stdin().lock())),
+            _ => {
+                let stdin = io::stdin();
+                if stdin.is_terminal() && !printer.json {
+                    let text = "reading the message from the terminal; Ctrl-D on a line of its own \
+                                ends it";
+                    printer.event(json!(null), || Some(text.to_owned()));
+                }
+                Ok(Box::new(stdin.lock()))
+            }
         }
     }
 

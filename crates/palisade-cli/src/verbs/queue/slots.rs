@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 
-use super::work::{Work, for_commands};
+use super::work::{Outage, Work, for_commands};
 use crate::child::{Child, Start};
 use crate::exit::{Failure, Outcome, Verdict, refused, told};
 use crate::guardian::{Guardian, Orphans, grace};
@@ -48,6 +48,7 @@ pub(super) struct Slots<'a> {
     client: &'a Client,
     queue: Queue,
     printer: Printer,
+    outage: &'a Outage,
     spans: Spans,
     /// Whether no more is claimed.
     closing: watch::Sender<bool>,
@@ -103,14 +104,15 @@ impl<'a> Slots<'a> {
         work: &'a Work,
         client: &'a Client,
         queue: Queue,
-        printer: Printer,
+        outage: &'a Outage,
         spans: Spans,
     ) -> Self {
         Self {
             work,
             client,
             queue,
-            printer,
+            printer: outage.printer,
+            outage,
             spans,
             closing: watch::Sender::new(false),
             running: Cell::new(0),
@@ -253,7 +255,6 @@ impl<'a> Slots<'a> {
     /// Takes one message after another.
     async fn slot(&self, mut guardian: Guardian) {
         let mut closing = self.closing.subscribe();
-        let mut complained = false;
         while guardian.lives() {
             // A busy slot may push more messages or unblock a key, so a draining slot looks again
             // while another is busy. A claim in flight is never dropped for that: its message would
@@ -282,15 +283,13 @@ impl<'a> Slots<'a> {
                 Ok(None) if last_look => return,
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
-                    if !std::mem::replace(&mut complained, true) {
-                        self.work.complain(self.printer, &error);
-                    }
+                    self.outage.is_on(&error);
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
                 Err(error) => return self.fail(error.into()),
             }
-            complained = false;
+            self.outage.is_over();
         }
     }
 

@@ -5,9 +5,11 @@
 //! killed. The work of the slots is in `slots`.
 
 use std::ffi::OsString;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use palisade::command::parse_duration;
+use palisade::events::{Event, Observer};
 use palisade::queue::Retries;
 use palisade::{Error, Name, Patience};
 use rustix::process::Signal;
@@ -15,7 +17,7 @@ use serde_json::json;
 
 use super::refuse_private;
 use super::slots::Slots;
-use crate::args::Global;
+use crate::args::{Global, parse_name};
 use crate::connect::{Target, Tries};
 use crate::exit::{Outcome, Verdict, told};
 use crate::guardian::Guardian;
@@ -24,6 +26,7 @@ use crate::print::Printer;
 use crate::signals::{Endings, endings};
 use crate::sys::Withheld;
 use crate::traces::traced;
+use crate::waiting::Said;
 use crate::{enough_files, on_runtime};
 
 /// Files that palisade has open for each command: the link to its guardian, the message, and the
@@ -54,6 +57,7 @@ const FILES: usize = 4;
 )]
 pub(super) struct Work {
     /// The name of the queue
+    #[arg(value_parser = parse_name)]
     pub(super) name: String,
     /// The number of commands that may run at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -90,7 +94,12 @@ impl Work {
         check_ttl(self.ttl, &target)?;
         enough_files(crate::FILES + FILES * usize::from(self.parallel))?;
         let printer = global.printer();
-        let tell = |error: &Error| self.complain(printer, error);
+        let outage = Arc::new(Outage {
+            queue: name.clone(),
+            printer,
+            said: Mutex::new((!self.quiet).then(Said::default)),
+        });
+        let tell = |error: &Error| outage.is_on(error);
         let mut tries = Tries::new(Patience::Forever);
         let withheld = Withheld::these(endings());
         let engine = target.prepare(&mut tries, &withheld, tell)?;
@@ -106,6 +115,8 @@ impl Work {
                 () = asked_to_end(&mut endings) => return Ok(Outcome::Done),
                 client = target.connect(&engine, &mut tries, tell) => client?,
             };
+            outage.is_over();
+            let client = client.observed_by(Observed(Arc::clone(&outage)));
             let mut queue = client.queue(name.as_str()).retries(Retries {
                 attempts: self.attempts,
                 min: self.backoff.min(self.backoff_max),
@@ -114,7 +125,7 @@ impl Work {
             if let Some(ttl) = self.ttl {
                 queue = queue.ttl(ttl);
             }
-            let slots = Slots::new(&self, &client, queue, printer, spans);
+            let slots = Slots::new(&self, &client, queue, &outage, spans);
             let verdict = slots.work(guardians, &orphans, &mut endings).await;
             drop(slots);
             let _ = tokio::time::timeout(FAREWELL, client.close()).await;
@@ -122,15 +133,50 @@ impl Work {
         };
         traced(notes, |spans| on_runtime(work(spans)))
     }
+}
 
-    /// Reports that the engine can't be reached, and that palisade retries.
-    pub(super) fn complain(&self, printer: Printer, error: &Error) {
-        if self.quiet {
+/// Reports that the engine can't be reached or can't serve, and that palisade retries: each reason
+/// once, until it is over.
+pub(super) struct Outage {
+    queue: Name,
+    pub(super) printer: Printer,
+    /// `None` if nothing is to be said.
+    said: Mutex<Option<Said>>,
+}
+
+impl Outage {
+    pub(super) fn is_on(&self, error: &Error) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if !said.as_mut().is_some_and(|said| said.is_new(error)) {
             return;
         }
         let message = told(error);
-        let event = json!({"event": "unreachable", "queue": self.name, "message": message});
-        printer.event(event, || Some(format!("waiting for the engine: {message}")));
+        let event =
+            json!({"event": "unreachable", "queue": self.queue.as_str(), "message": message});
+        self.printer
+            .event(event, || Some(format!("waiting for the engine: {message}")));
+    }
+
+    pub(super) fn is_over(&self) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(said) = said.as_mut() {
+            *said = Said::default();
+        }
+    }
+}
+
+/// Hears of it while messages are waited for.
+struct Observed(Arc<Outage>);
+
+impl Observer for Observed {
+    fn see(&self, event: &Event<'_>) {
+        match event {
+            Event::Stalled { name, why, .. } if **name == self.0.queue => match why {
+                Some(why) => self.0.is_on(why),
+                None => self.0.is_over(),
+            },
+            _ => {}
+        }
     }
 }
 

@@ -34,7 +34,7 @@ const NAMES: [&str; 7] = [
 ];
 
 const LAYOUT: Layout = Layout {
-    less: &[6, 1, 5, 4],
+    less: &[6, 1, 5, 4, 3],
     long: [0, 6],
     shortest: 12,
     right: &[],

@@ -49,6 +49,11 @@ impl Lost {
             self.0.push(Arc::clone(validity));
         }
     }
+
+    /// Wakes those who wait for these losses.
+    pub(super) fn tell(&self) {
+        self.0.iter().for_each(|validity| validity.tell());
+    }
 }
 
 /// Leases to renew with one call.
@@ -238,16 +243,14 @@ impl Ledger {
         now: BootTime,
     ) -> (Arc<Validity>, bool) {
         let alarmed = self.entering.remove(&ticket.claim) == Some(true);
-        let new = |armed| Arc::new(Validity::new(ticket.name.clone(), armed, now));
-        let mut validity = new(armed);
+        let mut validity = Arc::new(Validity::new(ticket.name.clone(), armed, now));
         let due = if alarmed {
             BootTime::PAST
         } else {
             renewal_due(armed)
         };
-        let own = ticket.has_own_lease();
-        if own || !self.leases.contains_key(&ticket.lease) {
-            let claims = if own {
+        if !self.leases.contains_key(&ticket.lease) {
+            let claims = if ticket.has_own_lease() {
                 Claims::Own(ticket.clone(), Arc::clone(&validity))
             } else {
                 Claims::Shared(HashMap::from([(ticket.claim, Arc::clone(&validity))]))
@@ -265,15 +268,26 @@ impl Ledger {
             self.requeue(ticket.lease, None, Some(queued));
         } else {
             self.update(ticket.lease, |kept| {
-                if armed.sent > kept.armed.sent {
-                    kept.armed = armed;
-                }
                 if alarmed {
                     kept.due = BootTime::PAST;
                 }
-                validity = new(kept.armed);
-                if let Claims::Shared(claims) = &mut kept.claims {
-                    claims.insert(ticket.claim, Arc::clone(&validity));
+                match &mut kept.claims {
+                    // The same claim has entered again. It is known by one validity, to the end.
+                    Claims::Own(kept_ticket, known) => {
+                        *kept_ticket = ticket.clone();
+                        if armed.sent > kept.armed.sent && known.extend(armed) {
+                            kept.armed = armed;
+                        }
+                        validity = Arc::clone(known);
+                    }
+                    Claims::Shared(claims) => {
+                        if armed.sent > kept.armed.sent {
+                            kept.armed = armed;
+                        }
+                        let new = || Validity::new(ticket.name.clone(), kept.armed, now);
+                        let known = claims.entry(ticket.claim);
+                        validity = Arc::clone(known.or_insert_with(|| Arc::new(new())));
+                    }
                 }
             });
         }
@@ -349,10 +363,21 @@ impl Ledger {
         while let Some(&(deadline, id)) = self.deadlines.first()
             && deadline <= now
         {
-            if let Some(kept) = self.remove(id) {
+            // Whatever it stands for, it is used up: it must not be found again.
+            self.deadlines.pop_first();
+            let kept = self.leases.get(&id);
+            if kept.is_some_and(|kept| kept.armed.deadline() <= now)
+                && let Some(kept) = self.remove(id)
+            {
                 kept.expire(lost);
             }
         }
+    }
+
+    /// When the first lease ends, unless it is renewed.
+    pub(super) fn next_deadline(&self) -> BootTime {
+        let first = self.deadlines.first();
+        first.map_or(BootTime::NEVER, |(at, _)| *at)
     }
 
     /// Ends everything: nothing will be renewed or left any more.

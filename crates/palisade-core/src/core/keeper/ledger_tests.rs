@@ -83,6 +83,7 @@ struct Naive {
 #[derive(Debug, Clone)]
 enum Step {
     Enter(usize),
+    EnterAgain(prop::sample::Index),
     Release(prop::sample::Index),
     Alarm(prop::sample::Index),
     AlarmAll,
@@ -95,6 +96,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let index = any::<prop::sample::Index>;
     let step = prop_oneof![
         6 => (0..TTLS.len()).prop_map(Step::Enter),
+        2 => index().prop_map(Step::EnterAgain),
         2 => index().prop_map(Step::Release),
         1 => index().prop_map(Step::Alarm),
         1 => Just(Step::AlarmAll),
@@ -125,6 +127,14 @@ proptest! {
                     let due = renewal_due(armed);
                     model.insert(ticket.lease, Naive { armed, due, renewing: false, validity });
                     next += 1;
+                }
+                Step::EnterAgain(which) if !ids.is_empty() => {
+                    let id = *which.get(&ids);
+                    let Some(kept) = model.get_mut(&id) else { continue };
+                    let armed = LeaseStart { sent: now, ..kept.armed };
+                    let (validity, _) = ledger.watch_over(&own(id.0), armed, now);
+                    prop_assert!(Arc::ptr_eq(&validity, &kept.validity));
+                    kept.armed = armed;
                 }
                 Step::Release(which) if !ids.is_empty() => {
                     let id = *which.get(&ids);
@@ -224,6 +234,24 @@ proptest! {
             ledger.check();
         }
     }
+}
+
+/// A deadline that nothing stands behind is dropped, and one that was moved ends nothing.
+#[test]
+fn a_stray_deadline_ends_nothing() {
+    let now = start();
+    let armed = LeaseStart {
+        sent: now,
+        ttl: TTLS[2],
+    };
+    let (mut ledger, mut lost) = (Ledger::new(TIMEOUT), Lost::default());
+    let _kept = ledger.watch_over(&own(1), armed, now);
+    ledger.deadlines.insert((now, LeaseId(1)));
+    ledger.deadlines.insert((now, LeaseId(2)));
+    ledger.expire(now, &mut lost);
+    assert!(lost.0.is_empty());
+    assert_eq!(ledger.next_deadline(), armed.deadline());
+    ledger.check();
 }
 
 #[test]

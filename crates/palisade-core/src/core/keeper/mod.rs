@@ -4,17 +4,22 @@
 //! ended runtime neither loses a lease nor delays a release. Holds and waiting claims register
 //! here. The thread ([`task`]) renews their leases in batches, notifies their validities of losses,
 //! and leaves places that were dropped. Its state is the [`ledger`]. The keeper only needs
-//! [`Leasing`] of its store: messages of queues have a keeper of their own.
+//! [`Leasing`] of its store: messages of queues have a keeper of their own. Deadlines do not depend
+//! on the thread alone: the [`timer`] of the process sees to them, too.
 //!
 //! Registering and forgetting take one short mutex, and wake the thread only if something is due
 //! before its next check.
 
-use std::sync::Arc;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use self::ledger::{Departure, Ledger, Lost};
+use self::timer::{Timed, timer};
 use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::dyn_engine::{DynEngine, SharedEngine};
@@ -22,12 +27,13 @@ use super::engine::Engine;
 use super::error::{Error, ErrorKind, Result};
 use super::events::{Event, Observers};
 use super::leasing::Leasing;
-use super::sync::{Mutex, Runtime};
+use super::sync::{Mutex, Runtime, spawn};
 use super::ticket::{Lease, LeaseStart, Ticket};
-use super::validity::{LossReason, Validity};
+use super::validity::{Loss, LossReason, Validity};
 
 mod ledger;
 mod task;
+mod timer;
 
 /// Needed to construct a lease for renewal, so that no other code can renew.
 #[derive(Debug, Clone, Copy)]
@@ -142,6 +148,7 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         };
         runtime.spawn("palisade-keeper", keeping).map_err(failed)?;
         state.running = true;
+        timer().add(timed(&self.0));
         Ok(())
     }
 
@@ -172,6 +179,7 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         if too_late {
             self.0.wake.notify_one();
         }
+        timer().mind(validity.deadline());
         validity
     }
 
@@ -226,6 +234,52 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         self.0.tell(lost);
     }
 
+    /// Ends a claim whose deadline has passed, and reports the loss, if nobody has done so yet.
+    pub(crate) fn notice(&self, validity: &Arc<Validity>) {
+        if validity.is_valid() || validity.loss().is_some() {
+            return;
+        }
+        let mut lost = Lost::default();
+        // The ledger knows what was behind it. The caller must not wait for a thread that holds it.
+        if let Some(mut state) = self.0.state.try_lock() {
+            state.ledger.expire(BootTime::now(), &mut lost);
+        }
+        lost.lose(validity, LossReason::Expired, None);
+        self.0.tell(lost);
+    }
+
+    /// Resolves when a claim is lost; never otherwise. Every poll looks at the clock.
+    pub(crate) async fn lost(&self, validity: &Arc<Validity>) -> Loss {
+        let mut told = pin!(validity.told());
+        poll_fn(|context| {
+            loop {
+                self.notice(validity);
+                if let Some(loss) = validity.loss() {
+                    return Poll::Ready(loss.clone());
+                }
+                ready!(told.as_mut().poll(context));
+                // Subscribe again before the next look.
+                told.set(validity.told());
+            }
+        })
+        .await
+    }
+
+    /// Runs `work` to its end, or drops it unfinished when the claim is lost. Returns `None` on a
+    /// loss, even if that was noticed only at the end.
+    pub(crate) async fn run<T>(
+        &self,
+        validity: &Arc<Validity>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let done = tokio::select! {
+            biased;
+            _ = self.lost(validity) => None,
+            done = work => Some(done),
+        };
+        done.filter(|_| validity.is_valid())
+    }
+
     /// Waits until no leave is pending.
     pub(crate) async fn drain(&self) {
         loop {
@@ -270,8 +324,12 @@ impl<S: Leasing + ?Sized> Shared<S> {
     /// Reports losses to those who wait for them, and to the observers if it was a hold. No lock
     /// may be held, since a callback may drop holds.
     fn tell(&self, lost: Lost) {
-        for validity in lost.0 {
-            validity.tell();
+        lost.tell();
+        self.report(&lost);
+    }
+
+    fn report(&self, lost: &Lost) {
+        for validity in &lost.0 {
             if let Some(loss) = validity.loss()
                 && validity.is_granted()
             {
@@ -286,6 +344,36 @@ impl<S: Leasing + ?Sized> Shared<S> {
     }
 }
 
+impl<S: Leasing + ?Sized> Timed for Shared<S> {
+    fn expire(self: Arc<Self>) -> BootTime {
+        let mut lost = Lost::default();
+        let mut state = self.state.lock();
+        state.ledger.expire(BootTime::now(), &mut lost);
+        let next = state.ledger.next_deadline();
+        drop(state);
+        lost.tell();
+        let held = |validity: &Arc<Validity>| validity.is_granted();
+        if lost.0.iter().any(held) && self.observers.any() {
+            // An observer may be slow. This also keeps the keeper from ending before it is told.
+            let (shared, lost) = (Arc::clone(&self), Arc::new(lost));
+            let reported = Arc::clone(&lost);
+            if spawn("palisade-losses", move || shared.report(&reported)).is_err() {
+                self.report(&lost);
+            }
+        }
+        if let Some(last) = Arc::into_inner(self) {
+            // The keeper has ended meanwhile. Dropping an engine may take time.
+            let _ = spawn("palisade-end", move || drop(last));
+        }
+        next
+    }
+}
+
+fn timed<S: Leasing + ?Sized>(shared: &Arc<Shared<S>>) -> Weak<dyn Timed> {
+    let shared: Weak<Shared<S>> = Arc::downgrade(shared);
+    shared
+}
+
 /// Reports all holds as lost when the thread ends for any reason, including a panic in an engine:
 /// nobody renews them any more.
 struct Ended<S: Leasing + ?Sized>(Arc<Shared<S>>);
@@ -297,6 +385,7 @@ impl<S: Leasing + ?Sized> Drop for Ended<S> {
         state.running = false;
         state.ledger.end(&thread_ended(), &mut lost);
         drop(state);
+        timer().remove(&timed(&self.0));
         self.0.tell(lost);
         self.0.drained.notify_waiters();
     }

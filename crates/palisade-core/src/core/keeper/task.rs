@@ -12,6 +12,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Shared;
 use super::ledger::{Batch, Departure, Lost};
+use super::timer::timer;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
@@ -77,10 +78,12 @@ impl<S: Leasing + ?Sized> Shared<S> {
         let due = ledger.take_due(now);
         let leaving = ledger.take_leaving(now);
         let looks_at = ledger.next_look(now);
+        let deadline = ledger.next_deadline();
         let drained = ledger.is_drained();
         let ends = drained && state.closing;
         drop(state);
 
+        timer().mind(deadline);
         self.tell(lost);
         if drained {
             self.drained.notify_waiters();

@@ -17,6 +17,7 @@ use super::{Queue, QueueKeeper, unexpected_reply};
 use crate::core::capability::Capability;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
+use crate::core::duration::rounded;
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseStart, Ticket};
@@ -167,7 +168,7 @@ impl Message {
     /// # Cancellation
     /// Can be dropped and called again; a loss is not forgotten.
     pub async fn lost(&self) -> Loss {
-        self.validity.lost().await
+        self.keeper.lost(&self.validity).await
     }
 
     /// Runs `work` while the claim is valid, and drops it unfinished when the claim is lost.
@@ -175,7 +176,7 @@ impl Message {
     /// # Errors
     /// [`ErrorKind::Lost`] when the claim was lost before the work completed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let done = self.validity.run(work).await;
+        let done = self.keeper.run(&self.validity, work).await;
         done.ok_or_else(|| self.lost_error("run"))
     }
 
@@ -187,7 +188,7 @@ impl Message {
     pub async fn extend(&mut self, ttl: Duration) -> Result<()> {
         let ttl = self.capability.explicit_ttl(ttl)?;
         if ttl < self.ttl {
-            let message = format!("the ttl is {:?} and can only be extended", self.ttl);
+            let message = format!("the ttl is {} and can only be extended", rounded(self.ttl));
             return Err(Error::new(ErrorKind::InvalidArgument, "extend", message));
         }
         let sent = BootTime::now();

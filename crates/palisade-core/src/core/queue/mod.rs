@@ -71,12 +71,13 @@ use super::capability::Capability;
 use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::error::{Error, ErrorKind, Outcome, Result};
+use super::events::Stall;
 use super::keeper::Keeper;
 use super::name::Name;
 use super::owner::Owner;
 use super::ticket::{LeaseStart, Ticket};
 use super::token::Era;
-use super::wait::{Backoff, Patience, Retry, recheck_at};
+use super::wait::{Backoff, Patience, Retry, Tries, recheck_at};
 
 /// The least time for which an id is remembered after its push: longer than a sender retries
 /// automatically, short enough that ids don't accumulate.
@@ -359,16 +360,18 @@ impl Queue {
         }
         let keeper = self.keeper()?;
         keeper.start()?;
-        let deadline = patience.deadline();
         let sleeper = (patience != Patience::NoWait).then(|| Sleeper {
             keeper: Arc::clone(keeper),
             id: ClaimId::random(),
         });
-        let mut backoff = Backoff::new(Retry::default());
+        let mut stall = Stall::default();
+        let on = (keeper.observers(), &self.name);
+        let mut tries = Tries::new(patience, Retry::default(), &mut stall, on);
         loop {
             let asleep = sleeper.as_ref().map(|sleeper| sleeper.id);
-            let taking = self.take_once(keeper, count, asleep, patience, deadline, &mut backoff);
+            let taking = self.take_once(keeper, count, asleep, &mut tries);
             let (messages, next) = taking.await?;
+            tries.answered();
             if !messages.is_empty() {
                 return Ok(messages);
             }
@@ -376,17 +379,17 @@ impl Queue {
                 // Only messages that became dead letters were found.
                 continue;
             }
-            let Some(sleeper) = sleeper.as_ref().filter(|_| !deadline.has_passed()) else {
+            let Some(sleeper) = sleeper.as_ref().filter(|_| !tries.deadline.has_passed()) else {
                 return Ok(messages);
             };
-            let mut until = recheck_at(deadline);
+            let mut until = recheck_at(tries.deadline);
             if let Some(next) = next {
                 until = until.min(BootTime::now() + next);
             }
             let slept = keeper.store().sleep(sleeper.id, until);
-            match patience.bound(deadline, "claim", slept).await {
-                Ok(()) => backoff = Backoff::new(Retry::default()),
-                Err(error) if error.is_transient() && backoff.sleep(deadline).await => {}
+            match tries.bound("claim", slept).await {
+                Ok(()) => tries.backoff = Backoff::new(Retry::default()),
+                Err(error) if error.is_transient() && tries.again_after(&error).await => {}
                 Err(error) => return Err(error.with("queue", &self.name)),
             }
         }
@@ -398,9 +401,7 @@ impl Queue {
         keeper: &Arc<QueueKeeper>,
         count: usize,
         sleeper: Option<ClaimId>,
-        patience: Patience,
-        deadline: BootTime,
-        backoff: &mut Backoff,
+        tries: &mut Tries<'_>,
     ) -> Result<(Vec<Message>, Option<Duration>)> {
         let batch = ClaimId::random();
         let mut taking = Taking {
@@ -422,15 +423,12 @@ impl Queue {
                 sleeper,
             };
             let sent = BootTime::now();
-            match patience
-                .bound(deadline, "claim", keeper.store().take(take))
-                .await
-            {
+            match tries.bound("claim", keeper.store().take(take)).await {
                 Ok(taken) => break (sent, taken),
                 Err(error) => {
                     again |= error.outcome() == Outcome::MaybeApplied;
                     taking.maybe = again;
-                    if !error.is_transient() || !backoff.sleep(deadline).await {
+                    if !error.is_transient() || !tries.again_after(&error).await {
                         return Err(error.with("queue", &self.name));
                     }
                     // From here on, a drop may have to leave a claim.

@@ -20,7 +20,8 @@ pub struct QueueReport {
     pub blocked: u64,
     /// Dead letters.
     pub dead: u64,
-    /// How long the oldest ready message has been ready.
+    /// How long the oldest message that is ready has waited: since it was pushed, or since the delay
+    /// ended that its sender gave it.
     pub oldest: Option<Duration>,
 }
 

@@ -3,9 +3,10 @@
 use std::future::Future;
 use std::io;
 
-pub use parking_lot::Mutex;
-pub use std::sync::atomic::AtomicU64;
-pub use tokio::time::timeout;
+use parking_lot::Condvar;
+pub(crate) use parking_lot::Mutex;
+pub(crate) use std::sync::atomic::AtomicU64;
+pub(crate) use tokio::time::timeout;
 
 use crate::core::clock::BootTime;
 
@@ -52,8 +53,35 @@ impl Runtime {
         name: &str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
-        let run = move || self.0.block_on(task);
-        std::thread::Builder::new().name(name.into()).spawn(run)?;
-        Ok(())
+        spawn(name, move || self.0.block_on(task))
+    }
+}
+
+/// Runs `work` on a new thread.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(work)?;
+    Ok(())
+}
+
+/// Where a thread without a runtime sleeps. A call that comes before it sleeps wakes it, too.
+#[derive(Debug, Default)]
+pub(crate) struct Parking {
+    called: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Parking {
+    /// Sleeps until then, or until the next call. The sleep stands still during suspend.
+    pub(crate) fn sleep_until(&self, until: BootTime) {
+        let mut called = self.called.lock();
+        if !*called {
+            self.bell.wait_for(&mut called, until.remaining());
+        }
+        *called = false;
+    }
+
+    pub(crate) fn call(&self) {
+        *self.called.lock() = true;
+        self.bell.notify_one();
     }
 }

@@ -7,9 +7,10 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use ::shuttle::sync::MutexGuard;
 use ::shuttle::sync::atomic::Ordering;
+use ::shuttle::sync::{MutexGuard, TryLockError};
 use futures_util::future::{Either, select};
+use tokio::sync::Notify;
 
 pub use ::shuttle::sync::atomic::AtomicU64;
 
@@ -28,6 +29,14 @@ impl<T> Mutex<T> {
         self.0
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 
@@ -93,10 +102,27 @@ impl Runtime {
         name: &str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
-        let run = move || ::shuttle::future::block_on(task);
-        ::shuttle::thread::Builder::new()
-            .name(name.into())
-            .spawn(run)?;
-        Ok(())
+        spawn(name, move || ::shuttle::future::block_on(task))
+    }
+}
+
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    ::shuttle::thread::Builder::new()
+        .name(name.into())
+        .spawn(work)?;
+    Ok(())
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Parking(Notify);
+
+impl Parking {
+    pub(crate) fn sleep_until(&self, until: BootTime) {
+        let called = pin!(self.0.notified());
+        ::shuttle::future::block_on(select(called, sleep_until(until)));
+    }
+
+    pub(crate) fn call(&self) {
+        self.0.notify_one();
     }
 }

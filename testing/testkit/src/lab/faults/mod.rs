@@ -32,7 +32,7 @@ use crate::lab::check::Invariant;
 pub enum Workload {
     /// Acquire an exclusive lock, check it, release it.
     Mutex,
-    /// Read, add and write back through a fenced file.
+    /// Take, add and write back through a fenced file.
     FencedCounter,
     /// Read and write a fenced file.
     FencedRegister,

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use palisade::engine::READERS;
-use palisade::fence::{Fence, Verdict};
+use palisade::fence::{Fence, Taken, Verdict};
 use palisade::{Client, Elected, Hold, Outcome, Patience, Result, Token};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -219,11 +219,15 @@ impl Worker {
             }
             Workload::FencedCounter => {
                 let store = Fenced::open(&self.spec.store)?;
-                let Ok(chain) = store.fence.read(&store.resource).await else {
+                // Raised before it is read: what an older holder still writes is refused, and is
+                // not overwritten.
+                let token = hold.token().into();
+                let Ok(Taken::Accepted { data: chain }) =
+                    store.fence.take(&store.resource, token).await
+                else {
                     // Without the old content nothing can be added.
                     return Ok(());
                 };
-                let chain = chain.map(|kept| kept.data);
                 self.sleep(1000, 4000).await;
                 if self.is_valid(hold) {
                     self.control.gate().await;

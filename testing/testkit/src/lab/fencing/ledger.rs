@@ -1,10 +1,10 @@
 //! `Ledger`: lines of text in one fenced resource, for every kind of store, with and without the
-//! fence.
+//! fence, by holders that take and by holders that only read.
 
 use palisade::engines::postgres::{self as pg, PostgresHold};
 use palisade::engines::redis::RedisFence;
 use palisade::fence::sqlite::{self, SqliteFence};
-use palisade::fence::{self, Fence, FileFence, SharedFence, Verdict, WriteToken};
+use palisade::fence::{self, Fence, FileFence, SharedFence, Taken, Verdict, WriteToken};
 use palisade::{Hold, Name};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -46,6 +46,7 @@ pub enum Wrote {
 pub struct Ledger {
     resource: Name,
     fenced: bool,
+    takes: bool,
     store: Store,
 }
 
@@ -91,6 +92,7 @@ impl Ledger {
         Ok(Self {
             resource: Name::new(&spec.name).map_err(words)?,
             fenced: spec.fenced,
+            takes: spec.takes,
             store,
         })
     }
@@ -129,7 +131,51 @@ impl Ledger {
         }
     }
 
-    /// Adds a line: reads, passes the failpoint, writes back.
+    /// All lines, after which no older holder can write; `None` if the token is stale.
+    async fn take(&mut self, token: WriteToken) -> Result<Option<String>, String> {
+        let data = match &mut self.store {
+            Store::Fence(fence) => match fence.take(&self.resource, token).await {
+                Ok(Taken::Accepted { data }) => data.unwrap_or_default(),
+                Ok(Taken::Stale { .. }) => return Ok(None),
+                Err(error) => return Err(words(error)),
+            },
+            Store::Hash(fence) => match fence.take_fields(&self.resource, token).await {
+                Ok(Taken::Accepted { data }) => {
+                    let fields = data.unwrap_or_default().into_iter();
+                    let mut data = fields.filter(|(field, _)| field == "data");
+                    data.next().map(|(_, data)| data).unwrap_or_default()
+                }
+                Ok(Taken::Stale { .. }) => return Ok(None),
+                Err(error) => return Err(words(error)),
+            },
+            Store::Postgres { client, .. } => {
+                let sql = "UPDATE public.ledger SET fence = $1 WHERE id = 1 RETURNING data";
+                let row = match client.query_one(sql, &[&token]).await {
+                    Err(error) if pg::refused(&error).is_some() => return Ok(None),
+                    row => row.map_err(words)?,
+                };
+                return row.try_get(0).map(Some).map_err(words);
+            }
+            Store::Sqlite(connection) => {
+                let sql = "UPDATE ledger SET fence = ?1 WHERE id = 1 RETURNING data";
+                return match connection.query_row(sql, [token], |row| row.get(0)) {
+                    Err(error) if sqlite::is_stale(&error) => Ok(None),
+                    data => data.map(Some).map_err(words),
+                };
+            }
+            Store::Http(address) => {
+                let header = format!("Fencing-Take: {token}\r\n");
+                return match http_with(address, "GET", &self.resource, &header, "").await? {
+                    (200, body) => Ok(Some(body)),
+                    (409, _) => Ok(None),
+                    (status, _) => Err(format!("GET: {status}")),
+                };
+            }
+        };
+        text(data).map(Some)
+    }
+
+    /// Adds a line: takes or reads, passes the failpoint, writes back.
     ///
     /// # Errors
     /// A message if that failed for another reason than staleness.
@@ -147,7 +193,15 @@ impl Ledger {
         {
             return guarded(client, (hold, self.fenced), line, failpoint).await;
         }
-        let data = format!("{}{line}\n", self.read().await?);
+        let found = if self.fenced && self.takes {
+            match self.take(token).await? {
+                Some(found) => found,
+                None => return Ok(Wrote::Refused),
+            }
+        } else {
+            self.read().await?
+        };
+        let data = format!("{found}{line}\n");
         failpoint().await?;
         self.write(token, data).await
     }
@@ -177,7 +231,6 @@ impl Ledger {
             }
             Store::Postgres { client, .. } if self.fenced => {
                 let sql = "UPDATE public.ledger SET data = $1, fence = $2 WHERE id = 1";
-                let token = token.stored().map_err(words)?;
                 match client.execute(sql, &[&data, &token]).await {
                     Ok(_) => Ok(Wrote::Done),
                     Err(error) => pg::refused(&error).map(wrote).ok_or_else(|| words(error)),
@@ -190,7 +243,6 @@ impl Ledger {
             }
             Store::Sqlite(connection) if self.fenced => {
                 let sql = "UPDATE ledger SET data = ?1, fence = ?2 WHERE id = 1";
-                let token = token.stored().map_err(words)?;
                 match connection.execute(sql, (data, token)) {
                     Ok(_) => Ok(Wrote::Done),
                     Err(error) if sqlite::is_stale(&error) => Ok(Wrote::Refused),
@@ -300,19 +352,48 @@ pub async fn http(
     token: Option<WriteToken>,
     body: &str,
 ) -> Result<(u16, String), String> {
+    let header = token.map_or_else(String::new, |token| format!("Fencing-Token: {token}\r\n"));
+    http_with(address, method, resource, &header, body).await
+}
+
+/// As [`http`], with headers as they are sent.
+///
+/// # Errors
+/// As there.
+pub async fn http_with(
+    address: &str,
+    method: &str,
+    resource: &Name,
+    headers: &str,
+    body: &str,
+) -> Result<(u16, String), String> {
+    let (head, body) = exchange(address, method, resource, headers, body).await?;
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    Ok((status.ok_or("no status")?, body))
+}
+
+/// As [`http_with`]; answers with the head and the body.
+///
+/// # Errors
+/// As there.
+pub async fn exchange(
+    address: &str,
+    method: &str,
+    resource: &Name,
+    headers: &str,
+    body: &str,
+) -> Result<(String, String), String> {
     let mut stream = tokio::net::TcpStream::connect(address)
         .await
         .map_err(words)?;
-    let token = token.map_or_else(String::new, |token| format!("Fencing-Token: {token}\r\n"));
     let request = format!(
         "{method} /{resource} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
-         {token}Content-Length: {}\r\n\r\n{body}",
+         {headers}Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).await.map_err(words)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.map_err(words)?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or("no answer")?;
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    Ok((status.ok_or("no status")?, body.to_owned()))
+    Ok((head.to_owned(), body.to_owned()))
 }

@@ -2,8 +2,12 @@
 //!
 //! Two holders add a line to one [`Ledger`]: read it, add, write it back. The first, a separate
 //! process ([`writer`]), stops itself (SIGSTOP) after it has read and checked its lock. Then
-//! [`rounds`] takes its lock away, lets a second holder write, and continues the first. With the
-//! fence its write must be refused; without it, the second holder's line must be lost.
+//! [`rounds`] takes its lock away, and lets a second holder work.
+//!
+//! - The first is continued when the second has written: with the fence its write must be refused;
+//!   without it, the second holder's line must be lost.
+//! - The first is continued *between* the second's read and its write: if the second took, the
+//!   first must be refused; if it only read, the first's line is accepted, and must be lost.
 
 pub mod ledger;
 pub mod writer;
@@ -23,7 +27,7 @@ pub use writer::Spec;
 pub struct Score {
     /// Late writes that were refused.
     pub refused: usize,
-    /// Lost lines of the second holder.
+    /// Lines that were accepted, and lost.
     pub lost: usize,
 }
 
@@ -115,12 +119,35 @@ pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score,
         // It has read, and its lock is valid.
         writer.stopped()?;
         let line = format!("second-{round}");
-        let token = second(&client, spec, &mut ledger, &line).await?;
-        writer.go_on()?;
-        let said = writer.hear()?;
+        let mut said = None;
+        let between = async || {
+            if spec.between {
+                writer.go_on()?;
+                said = Some(writer.hear()?);
+            }
+            Ok(())
+        };
+        let token = second(&client, spec, &mut ledger, &line, between).await?;
+        let said = match said {
+            Some(said) => said,
+            None => {
+                writer.go_on()?;
+                writer.hear()?
+            }
+        };
         let kept = ledger.read().await?;
-        let is_there = kept.lines().any(|kept| kept == line);
+        let has = |line: &str| kept.lines().any(|kept| kept == line);
+        let is_there = has(&line);
         let (said, late) = said.split_once(' ').unwrap_or((&said, ""));
+        if spec.between {
+            let first = format!("first-{round}");
+            if !is_there || said == "refused" && has(&first) {
+                return Err(format!("round {round}: {said}, and kept are {kept:?}"));
+            }
+            score.refused += usize::from(said == "refused");
+            score.lost += usize::from(said == "written" && !has(&first));
+            continue;
+        }
         match said {
             "refused" => score.refused += 1,
             "written" if spec.fenced => {
@@ -149,12 +176,13 @@ async fn second(
     spec: &Spec,
     ledger: &mut Ledger,
     line: &str,
+    between: impl AsyncFnOnce() -> Result<(), String>,
 ) -> Result<u64, String> {
     let words = |error: palisade::Error| format!("{error:?}");
     let evicted = client.evict(&spec.name, Which::Holders, Eviction::Remove);
     evicted.await.map_err(words)?;
     let hold = client.mutex(&spec.name).lock().await.map_err(words)?;
-    let written = ledger.add(&hold, line, async || Ok(())).await?;
+    let written = ledger.add(&hold, line, between).await?;
     if written != Wrote::Done {
         return Err("the second holder's write was refused".into());
     }

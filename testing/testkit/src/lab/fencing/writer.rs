@@ -23,6 +23,11 @@ pub struct Spec {
     pub store: String,
     /// Whether the token is compared. In the control it is not.
     pub fenced: bool,
+    /// Whether it takes before it reads; with `fenced` only.
+    pub takes: bool,
+    /// Whether the first writes before the second does, which has taken or read by then; else after
+    /// it.
+    pub between: bool,
 }
 
 /// Runs `fence-writer SPEC` if the arguments ask for it.

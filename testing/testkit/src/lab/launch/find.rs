@@ -69,6 +69,17 @@ pub(crate) const VALKEY: Part = Part {
     },
 };
 
+/// Not an engine: the driver of a page's example, for the distribution's own Python.
+pub(crate) const PSYCOPG: Part = Part {
+    name: "psycopg",
+    variable: "PALISADE_TEST_PSYCOPG",
+    look: Some(|| {
+        let driver = PathBuf::from("/usr/lib/python3/dist-packages/psycopg");
+        driver.exists().then_some(driver)
+    }),
+    source: Source::Packages(&["python3-psycopg"]),
+};
+
 pub(crate) const ETCD: Part = packaged("etcd", "PALISADE_TEST_ETCD", &["etcd-server"]);
 
 pub(crate) const ETCDCTL: Part = packaged("etcdctl", "PALISADE_TEST_ETCDCTL", &["etcd-client"]);

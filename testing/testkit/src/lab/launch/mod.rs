@@ -104,6 +104,7 @@ pub fn need_tool(name: &str) -> Option<PathBuf> {
         "etcdctl" => find::ETCDCTL.get(),
         "iptables" => find::IPTABLES.get(),
         "prometheus" => find::PROMETHEUS.get(),
+        "psycopg" => find::PSYCOPG.get(),
         _ => panic!("no tool is called {name:?}"),
     };
     match got {

@@ -80,3 +80,16 @@ pub(super) fn signal(pid: u32, signal: Signal) {
         let _ = kill_process(pid, signal);
     }
 }
+
+/// How many connections clients of this machine have to a port of it (IPv4).
+pub fn connections_to(port: u16) -> usize {
+    const ESTABLISHED: &str = "01";
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    let to = format!(":{port:04X}");
+    let lines = table.lines().skip(1).filter(|line| {
+        let mut words = line.split_ascii_whitespace().skip(2);
+        let remote = words.next().is_some_and(|remote| remote.ends_with(&to));
+        remote && words.next() == Some(ESTABLISHED)
+    });
+    lines.count()
+}

@@ -306,9 +306,7 @@ impl Job {
         let step = client.capability().ttl.step;
         self.printer.event(event, || {
             Some(format!(
-                "the ttl is {} and not {}: this engine counts in steps of {}",
-                rounded(kept),
-                rounded(asked),
+                "the ttl is {kept:?} and not {asked:?}: this engine counts in steps of {}",
                 rounded(step)
             ))
         });

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use palisade::command::rounded;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -80,7 +81,9 @@ impl Counters {
             None => Ok(default.min(longest)),
             Some(ttl) if ttl <= longest => Ok(ttl),
             Some(ttl) => Err(Problem::bad_request(format!(
-                "`ttl` may be at most {longest:?} at this gateway (--max-ttl), not {ttl:?}"
+                "`ttl` may be at most {} at this gateway (--max-ttl), not {}",
+                rounded(longest),
+                rounded(ttl)
             ))),
         }
     }

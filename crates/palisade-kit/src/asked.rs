@@ -16,7 +16,6 @@ pub struct Asking(Asked);
 
 impl Asked {
     /// Both sides.
-    #[expect(clippy::new_ret_no_self, reason = "the two sides belong together")]
     pub fn new() -> (Asking, Self) {
         let asked = Self::default();
         (Asking(asked.clone()), asked)

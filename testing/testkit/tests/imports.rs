@@ -47,7 +47,19 @@ const RULES: &[Rule] = &[
         why: "exit codes are picked in one place",
     },
     Rule {
-        under: "crates/palisade/src",
+        under: "crates/palisade-core/src",
+        words: DURATIONS,
+        except: &[],
+        why: ROUNDED,
+    },
+    Rule {
+        under: "crates/palisade-kit/src",
+        words: DURATIONS,
+        except: &[],
+        why: ROUNDED,
+    },
+    Rule {
+        under: "engines",
         words: DURATIONS,
         except: &[],
         why: ROUNDED,

@@ -361,6 +361,7 @@ impl Keeping<'_> {
                 () = shell.readable() => return Over::ShellEnded,
                 _ = signals.ending() => return Over::Signal,
                 asker = requests.release() => return Over::Asked(asker),
+                () = self.notice.settled(), if !self.told => {}
                 () = pause(next.map(|(_, pause)| pause)) => {}
             }
         }

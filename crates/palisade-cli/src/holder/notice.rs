@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use rustix::time::Timespec;
 use serde_json::Value;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::exit::Failure;
 use crate::print::Printer;
@@ -30,12 +30,18 @@ const FIRST: Duration = Duration::from_millis(250);
 /// A reader that takes nothing must not keep a holder from ending.
 const LAST: Duration = Duration::from_secs(1);
 
+/// When the holder looks again whose its stderr is. While `acquire 2>log` runs, some shells have the
+/// log as their own stderr, and take theirs back once `acquire` has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
 /// The stderr of a shell, which is ours if it can be.
 pub(super) struct Notice {
     shell: Pid,
     printer: Printer,
     /// Ends when all is written.
     written: Option<oneshot::Receiver<()>>,
+    /// When to look again whose our stderr is.
+    look_again: Option<Instant>,
 }
 
 impl Notice {
@@ -45,9 +51,23 @@ impl Notice {
             shell,
             printer,
             written: None,
+            look_again: Some(Instant::now() + LOOK_AGAIN),
         };
         crate::sys::let_go_of_inherited_files(notice.is_ours());
         notice
+    }
+
+    /// Closes our stderr if it turns out not to be the shell's; returns when that was looked at, and
+    /// never again.
+    pub(super) async fn settled(&mut self) {
+        match self.look_again {
+            Some(then) => tokio::time::sleep_until(then).await,
+            None => std::future::pending().await,
+        }
+        self.look_again = None;
+        if !self.is_ours() {
+            crate::sys::let_go_of_inherited_files(false);
+        }
     }
 
     fn path(&self) -> PathBuf {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use opentelemetry_otlp::RetryPolicy;
-use palisade::command::{own_folder, parse_duration};
+use palisade::command::{own_folder, parse_duration, rounded};
 use palisade::engine::Url;
 use palisade::{Error, ErrorKind, Name};
 use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, Stays, new_token, private_folder};
@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::args::Global;
 use crate::connect::Target;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Outcome, Verdict, at_once};
 use crate::signals::Endings;
 use crate::traces::Traces;
 use crate::view::shown;
@@ -167,7 +167,8 @@ impl Serve {
         if max_ttl < client.capability().ttl.min {
             let min = client.capability().ttl.min;
             return Err(config(format!(
-                "--max-ttl must be at least {min:?} on this engine"
+                "--max-ttl must be at least {} on this engine",
+                rounded(min)
             )));
         }
         let folder = self.socket.as_deref().and_then(Path::parent);
@@ -271,7 +272,7 @@ impl Serve {
             let event = json!({"event": "ended_at_once", "holds": stay});
             global.printer().event(event, || Some(staying(&stay)));
             // Nothing is dropped: that would release the holds, which their clients rely on.
-            std::process::exit(0);
+            at_once(&Ok(Outcome::Done));
         }
         client.close().await;
         if let Some(traces) = traces {

@@ -227,7 +227,7 @@ fn a_second_gateway_leaves_the_token_of_the_first() {
 #[test]
 fn a_second_signal_ends_it_and_says_what_stays() {
     let store = Store::new();
-    let serving = Serving::start(&store, "");
+    let serving = Serving::start(&store, "--max-ttl 24h");
     let secret = serving.session("24h");
     let claim = |name: &str, id: &str| json!({"name": name, "id": id, "queue": true});
     assert_eq!(

@@ -351,7 +351,9 @@ mod tests {
         for keys in [&["id"][..], &["tenant", "id"]] {
             let table = Table::new("shop.stock").unwrap().keyed_by(keys).unwrap();
             let sql = table.strict().postgres();
-            assert!(!sql.contains('@'), "{sql}");
+            // The operators of containment, not a blank.
+            let blanks = sql.replace(" @> ", "").replace(" <@ ", "");
+            assert!(!blanks.contains('@'), "{sql}");
             assert!(sql.contains("NEW.fence <= OLD.fence_token"), "{sql}");
             let table = Table::new("stock").unwrap().keyed_by(keys).unwrap();
             let sql = table.sqlite().unwrap();

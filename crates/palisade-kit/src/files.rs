@@ -32,7 +32,7 @@ const GLANCE: Duration = Duration::from_millis(5);
 /// the path, which may be a secret by mistake.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] when it can't be read or is larger.
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when it can't be read or is larger.
 pub fn read_file(what: &str, path: &Path, most: usize) -> Result<Vec<u8>> {
     read_at_most(path, most).map_err(|error| unread(what, most, error))
 }

@@ -100,7 +100,7 @@ impl SecretFile {
     /// Reads the secret, without a trailing newline.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when the file can't be read, is empty, or too large to be a secret.
+    /// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) when the file can't be read, is empty, or too large to be a secret.
     pub fn read(&self) -> Result<String> {
         let option = self.option;
         let what = format!("the file that option {option} names");

@@ -115,7 +115,7 @@ impl Config {
 /// The directory of the store.
 ///
 /// # Errors
-/// [`ErrorKind::Config`](crate::ErrorKind::Config) if the URL names a host, or no directory and
+/// [`ErrorKind::Config`](palisade_core::ErrorKind::Config) if the URL names a host, or no directory and
 /// there is no default.
 pub fn locate(url: &Url) -> Result<PathBuf> {
     if !url.hosts.is_empty() {

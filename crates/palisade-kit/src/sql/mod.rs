@@ -154,7 +154,7 @@ impl Table {
     /// The SQL that fences it in SQLite 3.38 or newer, to be run in one transaction. It changes no
     /// data. It can be run once, because SQLite can't add a column only if it is missing: for a
     /// table that may be fenced already, from code, there is
-    /// [`sqlite::fence`](super::sqlite::fence) (feature `sqlite`).
+    /// `palisade::fence::sqlite::fence` (feature `sqlite`).
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a table in a database other than `main`: a trigger can't refer to

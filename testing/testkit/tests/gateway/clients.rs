@@ -75,6 +75,13 @@ async fn a_gateway_stopped_past_the_ttl_gives_nothing_back() {
         let state = again.json["claims"][0]["state"].as_str();
         assert!(again.status == 410 || state != Some("held"), "{again:?}");
         assert!(next.is_valid());
+        // Observers are told on a thread of their own.
+        soon("the loss is counted", async {
+            while lost(gateway.addr).await == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
         assert_eq!(lost(gateway.addr).await, 1);
         next.release().await.unwrap();
     }

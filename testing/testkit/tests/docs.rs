@@ -276,18 +276,21 @@ fn texts(folder: &Path, found: &mut String) {
     }
 }
 
+/// The crates in a folder of the project.
+fn folders(of: &str) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(root().join(of)).unwrap();
+    entries.map(|entry| entry.unwrap().path())
+}
+
 #[test]
 fn environment_variables_on_pages_are_those_of_the_code() {
     let pages: String = pages().iter().map(read).collect();
     let shown = capitals(&pages, "PALISADE_");
     let (mut programs, mut everything) = (String::new(), read("test"));
-    for crate_name in ["palisade", "palisade-cli", "palisade-gateway"] {
-        texts(
-            &root().join("crates").join(crate_name).join("src"),
-            &mut programs,
-        );
+    for crate_folder in folders("crates").chain(folders("engines")) {
+        texts(&crate_folder.join("src"), &mut programs);
     }
-    for folder in ["crates", "clients"] {
+    for folder in ["clients", "crates", "engines", "testing"] {
         texts(&root().join(folder), &mut everything);
     }
     // Only tests set these.

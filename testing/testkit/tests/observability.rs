@@ -65,7 +65,7 @@ fn the_page_lists_what_is_recorded_and_nothing_else() {
 fn every_metric_is_described() {
     let mut described = BTreeSet::new();
     for source in [
-        "crates/palisade/src/layers/metrics.rs",
+        "crates/palisade-core/src/layers/metrics.rs",
         "crates/palisade-gateway/src/metrics.rs",
     ] {
         let text = read(source);

@@ -8,7 +8,7 @@
 use futures_util::future::LocalBoxFuture;
 use palisade::engine::{BoxFuture, Era};
 use palisade::fence::{Fence, FenceExt, Presented, ReadToken, Rule, SharedFence, Taken, Verdict};
-use palisade::{ErrorKind, Name, Result, Token};
+use palisade::{ErrorKind, Name, Outcome, Result, Token};
 
 /// Opens a store; may be called repeatedly.
 pub type Open<'a> = &'a dyn Fn(Rule) -> BoxFuture<Result<SharedFence>>;
@@ -371,6 +371,18 @@ async fn a_write_in_flight_is_in_what_is_taken_or_stale(bed: Bed<'_>) {
     }
 }
 
+/// Asks again while a busy store does nothing: on a slow disk others may be at it for long.
+async fn patient<T>(ask: impl Fn() -> BoxFuture<Result<T>>) -> T {
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() && error.outcome() == Outcome::NotApplied => {
+                tokio::task::yield_now().await;
+            }
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
 /// Nobody waits for anybody: what is accepted is never lost, whoever is replaced.
 async fn a_read_change_write_of_many_holders_loses_nothing(bed: Bed<'_>) {
     let (one, two) = (bed.fence().await, bed.fence().await);
@@ -378,13 +390,14 @@ async fn a_read_change_write_of_many_holders_loses_nothing(bed: Bed<'_>) {
         let fence = if token % 2 == 0 { &one } else { &two };
         let (fence, resource) = (fence.clone(), bed.resource.clone());
         tokio::spawn(async move {
-            let taken = fence.take(&resource, token.into()).await.unwrap();
+            let taken = patient(|| fence.take(&resource, token.into())).await;
             let Taken::Accepted { data } = taken else {
                 return None;
             };
             let mut chain = data.unwrap_or_default();
             chain.push(u8::try_from(token).unwrap());
-            let written = fence.write(&resource, token.into(), chain).await.unwrap();
+            let write = || fence.write(&resource, token.into(), chain.clone());
+            let written = patient(write).await;
             (written == Verdict::Accepted).then_some(token)
         })
     });

@@ -1,6 +1,8 @@
 //! What an agent accepts from one address: as few connections as can be, and a message that names
 //! the limit.
 
+use std::io::ErrorKind::WouldBlock;
+use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -23,7 +25,12 @@ async fn a_crowd_of_holders_and_waiters_fits_into_the_agents_default() {
     let running = need!(started("consul", &limit.each_ref().map(|word| &**word)));
     let port = running.nodes()[0].port();
     let mut holders = Vec::new();
+    // One that starts has more for a moment, so that all at once would not fit.
+    let room = async || {
+        until("room to start", async || connections_to(port) < 180).await;
+    };
     for number in 0..50 {
+        room().await;
         let client = palisade::connect(&format!("{}?ttl=3s", running.url())).await;
         let client = client.unwrap();
         let hold = client.mutex(format!("lock-{number}")).lock().await.unwrap();
@@ -31,6 +38,7 @@ async fn a_crowd_of_holders_and_waiters_fits_into_the_agents_default() {
     }
     let mut waiters = tokio::task::JoinSet::new();
     for _ in 0..20 {
+        room().await;
         let client = connected(&running).await;
         waiters.spawn(async move {
             let mutex = client.mutex("lock-0");
@@ -70,11 +78,23 @@ async fn an_agent_without_room_is_named_as_such() {
     let hold = client.mutex("held").lock().await.unwrap();
     let first = hold.deadline();
     until("a renewal", async || hold.deadline() > first).await;
+    // What it closes later would make room.
+    let port = running.nodes()[0].port();
+    until("no idle connections", async || connections_to(port) <= 2).await;
     // As other processes do.
     let address = running.nodes()[0].address();
     let others: Vec<TcpStream> = (0..12)
         .map(|_| TcpStream::connect(&address).unwrap())
         .collect();
+    // It takes connections one after another, and closes those beyond its limit.
+    until("the agent is full", async || {
+        others.iter().any(|mut other| {
+            other.set_nonblocking(true).unwrap();
+            let read = other.read(&mut [0]);
+            read.map_or_else(|error| error.kind() != WouldBlock, |read| read == 0)
+        })
+    })
+    .await;
     for _ in 0..3 {
         let refused = palisade::connect(running.url()).await.err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");

@@ -53,7 +53,24 @@ impl Runtime {
         name: &str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
-        spawn(name, move || self.0.block_on(task))
+        let mut unused = Unused(Some(self.0));
+        spawn(name, move || {
+            if let Some(runtime) = unused.0.take() {
+                runtime.block_on(task);
+            }
+        })
+    }
+}
+
+/// A runtime on its way to a thread. If that can't be started, this is dropped where the caller is,
+/// which may be in a runtime, and a runtime can't wait there for another's end.
+struct Unused(Option<tokio::runtime::Runtime>);
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

@@ -105,7 +105,7 @@ class State(state.State):
                     step.take(body, chunk, until)
                 return p.understood(answer.status_code, bytes(body))
         except (httpx.HTTPError, RuntimeError) as error:
-            raise self.failure(error) from error
+            self.fail(error)
 
     async def _listen(self, session: state.Session) -> None:
         try:
@@ -116,7 +116,7 @@ class State(state.State):
                 async for chunk in answer.aiter_raw():
                     session.feed(chunk)
         except (httpx.HTTPError, RuntimeError) as error:
-            raise self.failure(error) from error
+            self.fail(error)
 
     async def close(self) -> None:
         await self.drive(core.close(self))

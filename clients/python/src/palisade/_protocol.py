@@ -107,6 +107,9 @@ def _raise(error: Error) -> dict[str, Any]:
 
 def unreachable(error: Exception) -> Error:
     """The exception for a missing response: the change may have been applied."""
+    if isinstance(error, httpx.LocalProtocolError):
+        # Its text has the header in it that can't be sent.
+        return Error("config", "the request can't be sent: a header is not allowed in HTTP")
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -155,7 +158,7 @@ class Settings:
             raise ValueError("pass the URL of a gateway")
         if ttl <= 0:
             raise ValueError("ttl is in seconds, greater than zero")
-        return Settings(urls, Secret(token) if token else None, ttl, owner, label, verify)
+        return Settings(urls, checked_token(token), ttl, owner, label, verify)
 
     def headers(self) -> dict[str, str]:
         # A compressed answer could be of any length once it is read.
@@ -190,6 +193,20 @@ def checked(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError("a gateway's URL has no user or password; pass token=")
     return url.rstrip("/")
+
+
+def checked_token(token: str | None) -> Secret | None:
+    """The token, which is often read from a file that ends in a newline."""
+    if not token:
+        return None
+    # The token itself is not shown.
+    if not isinstance(token, str):
+        raise ValueError("token is a text")
+    if not (token := token.strip()):
+        raise ValueError("token has only whitespace in it")
+    if not all(" " <= letter <= "~" for letter in token):
+        raise ValueError("token has characters in it that are not printable ASCII")
+    return Secret(token)
 
 
 def base(url: str) -> str:

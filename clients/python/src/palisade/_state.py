@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Generator, Iterable, Mapping, TypeVar
+from typing import Any, Callable, Generator, Iterable, Mapping, NoReturn, TypeVar
 
 import httpx
 
@@ -297,11 +297,13 @@ class State:
         if self.closed:
             raise p.Error("closed", "the client is closed")
 
-    def failure(self, error: Exception) -> Exception:
-        """What a failed request means."""
+    def fail(self, error: Exception) -> NoReturn:
+        """Raises what a failed request means."""
         if self.closed:
-            return p.Error("closed", "the client is closed", "maybe_applied")
-        return error if isinstance(error, RuntimeError) else p.unreachable(error)
+            raise p.Error("closed", "the client is closed", "maybe_applied") from error
+        if isinstance(error, httpx.LocalProtocolError):
+            raise p.unreachable(error) from None
+        raise error if isinstance(error, RuntimeError) else p.unreachable(error) from error
 
     def urls(self) -> list[str]:
         """The gateways, those that failed last."""

@@ -91,7 +91,7 @@ class State(state.State):
                     step.take(body, chunk, until)
                 return p.understood(answer.status_code, bytes(body))
         except (httpx.HTTPError, RuntimeError) as error:
-            raise self.failure(error) from error
+            self.fail(error)
 
     def _listen(self, session: state.Session) -> None:
         try:
@@ -102,7 +102,7 @@ class State(state.State):
                 for chunk in answer.iter_raw():
                     session.feed(chunk)
         except (httpx.HTTPError, RuntimeError) as error:
-            raise self.failure(error) from error
+            self.fail(error)
 
     def close(self) -> None:
         self.drive(core.close(self))

@@ -10,6 +10,7 @@ from typing import Any, AsyncIterator, Mapping, TypeVar
 import httpx
 
 from . import _core as core
+from . import _deadline as deadline
 from . import _protocol as p
 from . import _state as state
 
@@ -25,7 +26,7 @@ class State(state.State):
         super().__init__(settings, closed)
         self.hold = AsyncHold
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._http: dict[str, httpx.AsyncClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -78,15 +79,23 @@ class State(state.State):
         elif isinstance(step, state.Pause):
             await asyncio.sleep(step.seconds)
         else:
-            await self._open()
+            await self._open(step)
         return None
 
-    async def _open(self) -> None:
-        async with self._opening:
-            if self.loop is None:
-                self.loop = asyncio.get_running_loop()
-                self.start(core.watch(self))
-            await self.drive(core.opened(self))
+    async def _open(self, step: state.Open) -> None:
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+            self.start(core.watch(self))
+        if self._opening is None or self._opening.done():
+            # A task of its own: whoever is cancelled leaves it to the others.
+            self._opening = self._task(self.drive(core.opened(self, step)))
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        opening = self._opening
+        await asyncio.wait({opening}, timeout=step.left())
+        if not opening.done() or opening.cancelled():
+            raise p.late()
+        if (error := opening.exception()) is not None:
+            raise error.again() if isinstance(error, p.Error) else error
 
     def _client(self, door: str) -> httpx.AsyncClient:
         """The connections to a configured URL, and to the gateways behind it."""
@@ -97,24 +106,31 @@ class State(state.State):
             self._http[door] = httpx.AsyncClient(transport=transport, headers=headers)
         return self._http[door]
 
+    def _stream(self, step: state.Send) -> Any:
+        traced = {"trace": deadline.atrace}
+        return self._client(step.door).stream(**step.request(), extensions=traced)
+
     async def _send(self, step: state.Send) -> dict[str, Any]:
-        body, until = bytearray(), p.now() + step.wait + 2 * step.within
+        body = bytearray()
         try:
-            async with self._client(step.door).stream(**step.request()) as answer:
-                async for chunk in answer.aiter_raw():
-                    step.take(body, chunk, until)
-                return p.understood(answer.status_code, bytes(body))
+            with deadline.within(step.wait + step.within):
+                async with self._stream(step) as answer:
+                    async for chunk in answer.aiter_raw():
+                        step.take(body, chunk)
+                    return p.understood(answer.status_code, bytes(body))
         except (httpx.HTTPError, RuntimeError) as error:
             self.fail(error)
 
     async def _listen(self, session: state.Session) -> None:
         try:
-            async with self._client(session.url).stream(**session.events().request()) as answer:
-                if answer.status_code != 200:
-                    p.understood(answer.status_code, await answer.aread())
-                session.connected()
-                async for chunk in answer.aiter_raw():
-                    session.feed(chunk)
+            with deadline.within(p.REQUEST):
+                async with self._stream(session.events()) as answer:
+                    if answer.status_code != 200:
+                        p.understood(answer.status_code, await answer.aread())
+                    session.connected()
+                    deadline.lift()
+                    async for chunk in answer.aiter_raw():
+                        session.feed(chunk)
         except (httpx.HTTPError, RuntimeError) as error:
             self.fail(error)
 

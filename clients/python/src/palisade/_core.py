@@ -11,26 +11,34 @@ import weakref
 from typing import Any, Generic, Iterable, Mapping, TypeVar
 
 from . import _protocol as p
-from ._state import Claimed, HoldCore, Listen, Nap, Pause, Send, Session, State, Steps
+from ._state import Claimed, HoldCore, Listen, Nap, Open, Pause, Send, Session, State, Steps
 
 
-def opened(state: State) -> Steps[None]:
+def opened(state: State, step: Open) -> Steps[None]:
     """Opens a session if there is none for new claims. One at a time."""
     state.must_be_open()
     with state.lock:
         if state.current() is not None:
             return
     last: p.Error = p.Unreachable("unreachable", "no gateway answers")
-    for url in state.urls():
+    urls = state.urls()
+    for at, url in enumerate(urls):
+        # A gateway that hangs leaves time for the next one.
+        left = step.left()
+        within = p.REQUEST if left is None else min(p.REQUEST, left / (len(urls) - at))
         session = Session(state, url)
         body = {"ttl": p.span(session.ttl), "secret": session.secret}
         sent = p.now()
         try:
-            answer = yield Send(url, "POST", p.base(url) + "/v1/sessions", body=body)
+            answer = yield Send(url, "POST", p.base(url) + "/v1/sessions", body=body, within=within)
         except p.Unreachable as error:
             last = error
             continue
         session.opened(sent, answer)
+        if not session.takes():
+            # It would be opened again and again.
+            last = p.late()
+            continue
         with state.lock:
             state.must_be_open()
             state.sessions.append(session)
@@ -57,7 +65,7 @@ def acquire(
                 raise
             if until is not None and p.now() >= until:
                 raise p.Busy("busy", f"{name} is held by others") from error
-        yield Pause(pause)
+        yield Pause(pause if until is None else max(0.0, min(pause, until - p.now())))
         pause = min(2 * pause, 1.0)
 
 
@@ -70,11 +78,17 @@ def attempt(
 ) -> Steps[Any]:
     """One claim, from its place in the line to the hold."""
     claim = Claimed(name, value)
+    by = None if until is None else until + p.GRACE
+
+    def within() -> float:
+        return p.REQUEST if by is None else min(p.REQUEST, max(0.1, by - p.now()))
+
     session = state.add(claim)
     while session is None:
-        # The halves let one caller at a time open a session.
-        yield None
+        yield Open(by)
         session = state.add(claim)
+        if session is None and by is not None and p.now() >= by:
+            raise p.late()
     try:
         answered, heard = False, p.now()
         while not claim.valid():
@@ -82,13 +96,14 @@ def attempt(
             if until is not None:
                 left = max(0.0, min(left, until - p.now()))
             sent = p.now()
+            spare = p.REQUEST if by is None else max(0.1, min(p.REQUEST, by - sent - left))
             try:
                 if answered:
                     body = {"id": claim.id, "wait": p.span(left)}
-                    answer = yield session.post("/v1/claims/wait", body, wait=left)
+                    answer = yield session.post("/v1/claims/wait", body, wait=left, within=spare)
                 else:
                     body = claim.document(state.settings, ask, left)
-                    answer = yield session.post("/v1/claims", body, wait=left)
+                    answer = yield session.post("/v1/claims", body, wait=left, within=spare)
             except p.Unreachable as error:
                 # A place in a line is not given up for one lost answer, unless its gateway is gone.
                 moves = not answered and len(state.settings.urls) > 1
@@ -119,7 +134,8 @@ def attempt(
             session.claims.pop(claim.id, None)
         claim.lose("released")
         try:
-            yield session.post("/v1/claims/release", {"id": claim.id}, shielded=True)
+            body = {"id": claim.id}
+            yield session.post("/v1/claims/release", body, within=within(), shielded=True)
         except p.Error:
             pass
         raise

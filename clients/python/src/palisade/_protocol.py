@@ -23,6 +23,8 @@ import httpx
 KEEPALIVES = 4
 #: How long a request may take in addition to the time that it waits for a lock, in seconds.
 REQUEST = 5.0
+#: How long a lock may take in all, in addition to the time that its caller waits for it.
+GRACE = 2.0
 #: Each waiting request has its own connection, without a limit. Idle connections are closed soon,
 #: because a middlebox may silently drop them.
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=5.0)
@@ -50,6 +52,10 @@ class Error(Exception):
         self.code = code
         self.detail = detail
         self.outcome = outcome
+
+    def again(self) -> "Error":
+        """The same, to be raised elsewhere."""
+        return type(self)(self.code, self.detail, self.outcome)
 
 
 class Busy(Error):
@@ -121,6 +127,10 @@ def unreachable(error: Exception) -> Error:
     if isinstance(error, httpx.ConnectError):
         return Unreachable("no_gateway", detail)
     return Unreachable("unreachable", detail, "maybe_applied")
+
+
+def late() -> Error:
+    return Unreachable("unreachable", "the gateway does not open a session in time")
 
 
 def too_long(limit: int) -> Error:

@@ -147,13 +147,22 @@ class Send:
             "timeout": httpx.Timeout(self.within, read=silence),
         }
 
-    def take(self, body: bytearray, chunk: bytes, until: float) -> None:
-        """Adds a part of the answer, which has an end in bytes and in time."""
+    def take(self, body: bytearray, chunk: bytes) -> None:
+        """Adds a part of the answer, which has an end."""
         body += chunk
         if len(body) > self.limit:
             raise p.too_long(self.limit)
-        if p.now() > until:
-            raise p.Unreachable("unreachable", "the gateway's answer does not end", "maybe_applied")
+
+
+@dataclass
+class Open:
+    """Opens a session for new claims. One is opened at a time; others wait for it, and for no
+    longer than until their own time."""
+
+    until: float | None
+
+    def left(self) -> float | None:
+        return None if self.until is None else max(0.0, self.until - p.now())
 
 
 @dataclass
@@ -365,7 +374,7 @@ class State:
             hold._abandon()
 
 
-Steps = Generator[Send | Listen | Pause | Nap | None, Any, T]
+Steps = Generator[Send | Listen | Pause | Nap | Open, Any, T]
 
 
 class HoldCore:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent import futures
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Iterator, Mapping, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, Iterator, Mapping, TypeVar
 import httpx
 
 from . import _core as core
+from . import _deadline as deadline
 from . import _protocol as p
 from . import _state as state
 
@@ -29,7 +31,7 @@ class State(state.State):
     def __init__(self, settings: p.Settings, closed: bool) -> None:
         super().__init__(settings, closed)
         self.hold = Hold
-        self._opening = threading.Lock()
+        self._opening: futures.Future[None] | None = None
         self._http: dict[str, httpx.Client] = {}
         self._is_watched = False
 
@@ -62,15 +64,44 @@ class State(state.State):
         elif isinstance(step, state.Pause):
             time.sleep(step.seconds)
         else:
-            self._open()
+            self._open(step)
         return None
 
-    def _open(self) -> None:
-        with self._opening:
+    def _open(self, step: state.Open) -> None:
+        # Not the lock first: at the time of a fork another thread may have had it.
+        self.must_be_here()
+        with self.lock:
+            opening, mine = self._opening, futures.Future[None]()
+            if opening is None:
+                self._opening = mine
+        if opening is not None:
+            return self._await(opening, step)
+        failure: p.Error | None = p.Unreachable("unreachable", "nobody opens a session any more")
+        try:
             if not self._is_watched:
                 self._is_watched = True
                 self.start(core.watch(self))
-            self.drive(core.opened(self))
+            self.drive(core.opened(self, step))
+            failure = None
+        except p.Error as error:
+            failure = error
+            raise
+        finally:
+            with self.lock:
+                self._opening = None
+            if failure is None:
+                mine.set_result(None)
+            else:
+                mine.set_exception(failure)
+
+    def _await(self, opening: futures.Future[None], step: state.Open) -> None:
+        """What became of a session that another thread opens."""
+        try:
+            error = opening.exception(step.left())
+        except futures.TimeoutError:
+            raise p.late() from None
+        if isinstance(error, p.Error):
+            raise error.again()
 
     def _client(self, door: str) -> httpx.Client:
         """The connections to a configured URL, and to the gateways behind it."""
@@ -83,22 +114,27 @@ class State(state.State):
                 self._http[door] = httpx.Client(transport=transport, headers=headers)
             return self._http[door]
 
+    def _stream(self, step: state.Send) -> Any:
+        traced = {"trace": deadline.trace}
+        return self._client(step.door).stream(**step.request(), extensions=traced)
+
     def _send(self, step: state.Send) -> dict[str, Any]:
-        body, until = bytearray(), p.now() + step.wait + 2 * step.within
+        body = bytearray()
         try:
-            with self._client(step.door).stream(**step.request()) as answer:
+            with deadline.within(step.wait + step.within), self._stream(step) as answer:
                 for chunk in answer.iter_raw():
-                    step.take(body, chunk, until)
+                    step.take(body, chunk)
                 return p.understood(answer.status_code, bytes(body))
         except (httpx.HTTPError, RuntimeError) as error:
             self.fail(error)
 
     def _listen(self, session: state.Session) -> None:
         try:
-            with self._client(session.url).stream(**session.events().request()) as answer:
+            with deadline.within(p.REQUEST), self._stream(session.events()) as answer:
                 if answer.status_code != 200:
                     p.understood(answer.status_code, answer.read())
                 session.connected()
+                deadline.lift()
                 for chunk in answer.iter_raw():
                     session.feed(chunk)
         except (httpx.HTTPError, RuntimeError) as error:

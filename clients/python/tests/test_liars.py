@@ -68,6 +68,12 @@ class Liar:
             return 200, {"claims": [held(one) for one in body["claims"]], "draining": False}
         return 200, held(body.get("id"))
 
+    def until(self, true: Callable[[], bool]) -> None:
+        end = time.monotonic() + LIMIT
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
     def drip(self, first: bytes, part: bytes, pause: float = 0.1) -> Callable[..., None]:
         """An answer without an end."""
 
@@ -113,6 +119,7 @@ def takes(seconds: float, work: Callable[[], Any]) -> list[palisade.Error]:
     return errors
 
 
+GAP = b"event: gap\ndata: {}\n\n"
 DRIPS = {
     "headers": (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
     "interim responses": (b"", b"HTTP/1.1 102 P\r\n\r\n"),
@@ -210,3 +217,49 @@ def test_a_gateway_that_hangs_leaves_time_for_the_next(make: Callable[..., Any],
         liar.url = [f"http://127.0.0.1:{hanging.getsockname()[1]}", liar.url]  # type: ignore
         with make(liar, ttl=5.0) as c:
             assert c.lock("a", wait=1.0).valid
+
+
+def keeps(text: str) -> Callable[..., Any]:
+    return lambda body, _: (200, '{"claims":[%s]}' % ",".join(text % one for one in body["claims"]))
+
+
+BAD = {
+    "a number of 401 digits": keeps('{"id":"%%s","state":"held","token":"7","valid_ms":1%s}' % ("0" * 400)),
+    "an infinite token": keeps('{"id":"%s","state":"held","token":1e999,"valid_ms":1800}'),
+    "a token that is a list": keeps('{"id":"%s","state":"held","token":[],"valid_ms":1800}'),
+    "deep JSON": lambda _, __: (200, "[" * 200_000),
+    "no object": lambda _, __: (200, '{"claims":[[],1,"x"]}'),
+}
+
+
+def test_a_keeper_survives_any_answer(make: Callable[..., Any], liar: Liar) -> None:
+    bad, turns = list(BAD.values()), 0
+
+    def keep(body: dict[str, Any], there: socket.socket) -> Any:
+        nonlocal turns
+        turns += 1
+        if turns % 2 == 0 and bad:
+            return bad.pop()(body, there)
+        return 200, {"claims": [held(one, valid_ms=8000) for one in body["claims"]]}
+
+    liar.lies["/v1/sessions"] = lambda _, __: (201, {"ttl_ms": 8000})
+    liar.lies["/v1/sessions/keepalive"] = keep
+    # Each of them asks for a keep-alive at once.
+    liar.lies["/v1/sessions/events"] = liar.drip(b"HTTP/1.1 200 OK\r\n\r\n", GAP)
+    with make(liar, ttl=8.0) as c:
+        hold = c.lock("a", wait=5.0)
+        liar.until(lambda: not bad and turns > 2 * len(BAD))
+        assert hold.valid
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_claim_with_a_bad_answer_is_an_error(make: Callable[..., Any], liar: Liar, bad: str) -> None:
+    def claim(body: dict[str, Any], there: socket.socket) -> Any:
+        status, text = BAD[bad]({"claims": [body["id"]]}, there)
+        return status, text.removeprefix('{"claims":[').removesuffix("]}")
+
+    liar.lies["/v1/claims"] = claim
+    with make(liar, ttl=2.0) as c:
+        (error,) = takes(4.0, lambda: c.lock("a", wait=2.0))
+        assert not isinstance(error, (palisade.Unreachable, palisade.Busy))
+        assert "/v1/claims/release" in liar.heard

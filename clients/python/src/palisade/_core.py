@@ -211,7 +211,8 @@ def keep(session: Session) -> Steps[None]:
             # Holds stay valid until their own deadlines; new claims use another gateway.
             session.failed(error)
             nap = apart if session.gone else min(apart / 4, 1.0)
-        except p.Error:
+        except Exception:
+            # Whatever was answered, the next one may be well.
             nap = apart
         session.state.tell_losses()
 
@@ -236,8 +237,8 @@ def listen(session: Session) -> Steps[None]:
             yield Listen(session)
         except p.Unreachable as error:
             session.gone |= error.code == "no_session"
-        except p.Error:
-            # An older gateway, or too many streams.
+        except Exception:
+            # An older gateway, or too many streams; or no gateway's answer.
             pause = longest
         pause = longest / 16 if p.now() - began > longest else min(2 * pause, longest)
         yield Pause(pause)

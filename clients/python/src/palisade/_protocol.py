@@ -91,7 +91,7 @@ def understood(status: int, body: bytes) -> dict[str, Any]:
     """The document of a response; raises what a refusal means."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if 200 <= status < 300 and isinstance(document, dict):
         return document

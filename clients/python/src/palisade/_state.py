@@ -46,9 +46,9 @@ class Claimed:
         """Applies the response to a request that was sent at ``sent``, which may come late."""
         try:
             state = str(answer["state"])
-            token = int(answer["token"]) if state == "held" else 0
+            token = int(str(answer["token"])) if state == "held" else 0
             until = sent + float(answer.get("valid_ms", 0)) / 1000
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise p.Error("unusable", "the gateway's answer is incomplete") from error
         with self._lock:
             self.known = True
@@ -234,7 +234,7 @@ class Session:
         """Applies the answer to a keep-alive of these claims."""
         try:
             said = {str(entry["id"]): entry for entry in answer["claims"]}
-        except (KeyError, TypeError) as error:
+        except (LookupError, TypeError) as error:
             raise p.Error("unusable", "the gateway's answer is incomplete") from error
         self.heard = max(self.heard, sent)
         self.draining = bool(answer.get("draining", False))
@@ -266,7 +266,7 @@ class Session:
         try:
             data = json.loads(fields.get("data", ""))
             claim, state = self.claims.get(data["id"]), data["state"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             self.poked.set()
             return
         if claim is not None and state in p.GONE:

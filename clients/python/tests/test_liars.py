@@ -3,6 +3,7 @@ answers are an error of the request that they answer, within its time."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -263,3 +264,37 @@ def test_a_claim_with_a_bad_answer_is_an_error(make: Callable[..., Any], liar: L
         (error,) = takes(4.0, lambda: c.lock("a", wait=2.0))
         assert not isinstance(error, (palisade.Unreachable, palisade.Busy))
         assert "/v1/claims/release" in liar.heard
+
+
+def test_an_answer_instead_of_events_has_an_end(make: Callable[..., Any], liar: Liar) -> None:
+    sent, given_up = 0, threading.Event()
+
+    def endless(_: dict[str, Any], there: socket.socket) -> None:
+        nonlocal sent
+        try:
+            there.sendall(b"HTTP/1.1 404 N\r\n\r\n")
+            while sent < 256 << 20:
+                sent += there.send(b"x" * (1 << 16))
+        except OSError:
+            pass
+        given_up.set()
+
+    liar.lies["/v1/sessions/events"] = endless
+    with make(liar, ttl=2.0) as c:
+        hold = c.lock("a", wait=5.0)
+        assert given_up.wait(LIMIT) and sent < 32 << 20
+        assert hold.valid
+
+
+def test_an_answer_instead_of_events_is_not_unpacked(make: Callable[..., Any], liar: Liar) -> None:
+    packed = threading.Event()
+
+    def bomb(_: dict[str, Any], there: socket.socket) -> None:
+        packed.set()
+        text = gzip.compress(b"x" * 1000)
+        there.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + text)
+
+    liar.lies["/v1/sessions/events"] = bomb
+    with make(liar, ttl=2.0) as c:
+        hold = c.lock("a", wait=5.0)
+        assert packed.wait(LIMIT) and hold.valid

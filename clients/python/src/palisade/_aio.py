@@ -126,7 +126,10 @@ class State(state.State):
             with deadline.within(p.REQUEST):
                 async with self._stream(session.events()) as answer:
                     if answer.status_code != 200:
-                        p.understood(answer.status_code, await answer.aread())
+                        body = bytearray()
+                        async for chunk in answer.aiter_raw():
+                            session.events().take(body, chunk)
+                        raise p.no_events(answer.status_code, bytes(body))
                     session.connected()
                     deadline.lift()
                     async for chunk in answer.aiter_raw():

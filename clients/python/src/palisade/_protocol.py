@@ -107,6 +107,15 @@ def understood(status: int, body: bytes) -> dict[str, Any]:
     return _raise(Error(f"http_{status}", detail, "maybe_applied"))
 
 
+def no_events(status: int, body: bytes) -> Error:
+    """What an answer means that is no stream of events."""
+    try:
+        understood(status, body)
+    except Error as error:
+        return error
+    return Error(f"http_{status}", "the answer is no stream of events")
+
+
 def _raise(error: Error) -> dict[str, Any]:
     raise error
 

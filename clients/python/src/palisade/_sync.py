@@ -132,7 +132,10 @@ class State(state.State):
         try:
             with deadline.within(p.REQUEST), self._stream(session.events()) as answer:
                 if answer.status_code != 200:
-                    p.understood(answer.status_code, answer.read())
+                    body = bytearray()
+                    for chunk in answer.iter_raw():
+                        session.events().take(body, chunk)
+                    raise p.no_events(answer.status_code, bytes(body))
                 session.connected()
                 deadline.lift()
                 for chunk in answer.iter_raw():

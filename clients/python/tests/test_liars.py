@@ -66,7 +66,7 @@ class Liar:
             self.over.wait(60)
             return None
         if path == "/v1/sessions/keepalive":
-            return 200, {"claims": [held(one) for one in body["claims"]], "draining": False}
+            return 200, {"claims": [held(one) for one in body.get("claims", [])], "draining": False}
         return 200, held(body.get("id"))
 
     def until(self, true: Callable[[], bool]) -> None:
@@ -298,3 +298,62 @@ def test_an_answer_instead_of_events_is_not_unpacked(make: Callable[..., Any], l
     with make(liar, ttl=2.0) as c:
         hold = c.lock("a", wait=5.0)
         assert packed.wait(LIMIT) and hold.valid
+
+
+@pytest.mark.parametrize("valid_ms", ["1e300", "1e999", "Infinity", "86400000"])
+def test_a_promise_is_no_longer_than_the_session(
+    make: Callable[..., Any], liar: Liar, valid_ms: str
+) -> None:
+    def claim(body: dict[str, Any], _: socket.socket) -> Any:
+        text = '{"id":"%s","state":"held","token":"7","valid_ms":%s}'
+        return 200, text % (body["id"], valid_ms)
+
+    liar.lies["/v1/claims"] = claim
+    with make(liar, ttl=2.0) as c:
+        assert c.lock("a", wait=5.0).remaining() <= 2.0
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"id": "another"}, {"name": "another"}, {"valid_ms": True}, {"valid_ms": -1}, {"valid_ms": "9"},
+     {"valid_ms": float("nan")}, {"token": True}, {"token": 1.5}, {"token": "-7"}],
+    ids=str,
+)
+def test_what_is_no_answer_about_this_claim_is_an_error(
+    make: Callable[..., Any], liar: Liar, lie: dict[str, Any]
+) -> None:
+    liar.lies["/v1/claims"] = lambda body, _: (200, {**held(body["id"]), **lie})
+    with make(liar, ttl=2.0) as c:
+        (error,) = takes(4.0, lambda: c.lock("a", wait=2.0))
+        assert error.code == "unusable"
+
+
+@pytest.mark.parametrize("ttl_ms", [1e-300, True, 0, -5, "2000", float("inf"), float("nan")])
+def test_an_absurd_ttl_is_an_error(make: Callable[..., Any], liar: Liar, ttl_ms: Any) -> None:
+    liar.lies["/v1/sessions"] = lambda _, __: (201, {"ttl_ms": ttl_ms})
+    with make(liar, ttl=2.0) as c:
+        (error,) = takes(4.0, lambda: c.lock("a", wait=2.0))
+        assert error.code == "unusable"
+
+
+def test_a_flood_of_gaps_is_no_flood_of_keep_alives(make: Callable[..., Any], liar: Liar) -> None:
+    first = b"HTTP/1.1 200 OK\r\n\r\n"
+    liar.lies["/v1/sessions/events"] = liar.drip(first, GAP, 0.002)
+    with make(liar, ttl=2.0) as c:
+        c.lock("a", wait=5.0)
+        began = time.monotonic()
+        liar.until(lambda: time.monotonic() > began + 1.0)
+        took = time.monotonic() - began
+        assert 2 < liar.heard.count("/v1/sessions/keepalive") < 15 * took
+
+
+@pytest.mark.parametrize("code", ["lost", "evicted", "no_claim"])
+def test_a_hold_that_cannot_be_amended_because_it_is_lost_ends(
+    make: Callable[..., Any], liar: Liar, code: str
+) -> None:
+    liar.lies["/v1/claims/amend"] = lambda _, __: (410, {"code": code, "detail": "it is gone"})
+    with make(liar, ttl=20.0) as c:
+        hold = c.lock("a", wait=5.0)
+        with pytest.raises(palisade.Lost):
+            c.run(hold.hold.downgrade()) if hasattr(c, "run") else hold.downgrade()
+        assert not hold.valid and hold.lost.wait(0.5)

@@ -116,7 +116,7 @@ def attempt(
                 # The response was lost: retry the same claim while its session may be alive.
                 yield Pause(0.05)
                 continue
-            claim.learn(sent, answer)
+            claim.learn(sent, answer, session.ttl)
             answered, heard = True, p.now()
             session.heard = max(session.heard, sent)
             if claim.is_over():
@@ -144,8 +144,14 @@ def attempt(
 def amend(hold: HoldCore, change: Mapping[str, Any]) -> Steps[None]:
     hold.check()
     sent = p.now()
-    answer = yield hold._session.post("/v1/claims/amend", {"id": hold._claim.id, **change})
-    hold._claim.learn(sent, answer)
+    claim, session = hold._claim, hold._session
+    try:
+        answer = yield session.post("/v1/claims/amend", {"id": claim.id, **change})
+    except p.Lost as error:
+        claim.lose(error.code)
+        hold._state.tell_losses()
+        raise
+    claim.learn(sent, answer, session.ttl)
 
 
 def release(hold: HoldCore) -> Steps[None]:
@@ -198,9 +204,13 @@ def watch(state: State) -> Steps[None]:
 def keep(session: Session) -> Steps[None]:
     """Keeps a session and its claims alive until they are over."""
     apart = session.ttl / p.KEEPALIVES
-    nap = apart
+    nap, sent = apart, 0.0
     while True:
         yield Nap(session.poked, nap)
+        early = sent + min(apart, p.APART) - p.now()
+        if early > 0:
+            # Many events in a row are one reason.
+            yield Pause(early)
         if session.state.has_ended(session):
             return
         sent = p.now()

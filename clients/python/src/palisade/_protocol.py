@@ -35,6 +35,9 @@ EVENT = 64 << 10
 #: A gateway sends something on a stream of events at least every 15 s.
 SILENCE = 40.0
 
+#: The shortest time between two keep-alives, however many events ask for one.
+APART = 0.1
+
 #: The states in which a claim can't be held any more.
 GONE = ("lost", "evicted", "released", "busy", "failed", "no_claim")
 
@@ -257,6 +260,17 @@ def own_socket() -> str:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise Error("config", f"{folder} must be this user's alone (mode 0700)")
     return str(folder / "gateway.sock")
+
+
+def seconds(text: Any, least: float) -> float:
+    """A duration in an answer, which is a number of milliseconds."""
+    if isinstance(text, bool) or not isinstance(text, (int, float)) or not text >= least:
+        raise ValueError("no duration")
+    return text / 1000
+
+
+def incomplete() -> Error:
+    return Error("unusable", "the gateway's answer is incomplete, or absurd", "maybe_applied")
 
 
 def span(seconds: float) -> str:

@@ -42,14 +42,20 @@ class Claimed:
         # The keep-alives' thread and the one that waits learn of the same claim.
         self._lock = threading.Lock()
 
-    def learn(self, sent: float, answer: Mapping[str, Any]) -> None:
-        """Applies the response to a request that was sent at ``sent``, which may come late."""
+    def learn(self, sent: float, answer: Mapping[str, Any], ttl: float) -> None:
+        """Applies the response to a request that was sent at ``sent``, which may come late. No
+        promise is longer than the session's ttl."""
         try:
             state = str(answer["state"])
             token = int(str(answer["token"])) if state == "held" else 0
-            until = sent + float(answer.get("valid_ms", 0)) / 1000
+            until = sent + min(p.seconds(answer.get("valid_ms", 0), least=0.0), ttl)
+            if token < 0 or (answer.get("id", self.id), answer.get("name", self.name)) != (
+                self.id,
+                self.name,
+            ):
+                raise ValueError("the answer is about another claim")
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise p.Error("unusable", "the gateway's answer is incomplete") from error
+            raise p.incomplete() from error
         with self._lock:
             self.known = True
             self._expire()
@@ -205,11 +211,16 @@ class Session:
         self.unread = b""
 
     def opened(self, sent: float, answer: Mapping[str, Any]) -> None:
+        try:
+            if "ttl_ms" in answer:
+                ttl = p.seconds(answer["ttl_ms"], least=1.0)
+                if ttl == float("inf"):
+                    raise ValueError("no duration")
+                self.ttl = min(self.ttl, ttl)
+        except (ValueError, OverflowError) as error:
+            raise p.incomplete() from error
         self.heard = sent
         self.base = p.followed(self.url, answer.get("url"))
-        ttl = answer.get("ttl_ms")
-        if isinstance(ttl, (int, float)) and ttl > 0:
-            self.ttl = min(self.ttl, ttl / 1000)
 
     def takes(self) -> bool:
         """Whether a new claim may use it."""
@@ -235,13 +246,13 @@ class Session:
         try:
             said = {str(entry["id"]): entry for entry in answer["claims"]}
         except (LookupError, TypeError) as error:
-            raise p.Error("unusable", "the gateway's answer is incomplete") from error
+            raise p.incomplete() from error
         self.heard = max(self.heard, sent)
         self.draining = bool(answer.get("draining", False))
         self.avoided = False
         for claim in claims:
             if claim.id in said:
-                claim.learn(sent, said[claim.id])
+                claim.learn(sent, said[claim.id], self.ttl)
 
     def connected(self) -> None:
         """Its events are heard from now on."""

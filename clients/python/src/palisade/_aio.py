@@ -113,8 +113,10 @@ class State(state.State):
     async def _send(self, step: state.Send) -> dict[str, Any]:
         body = bytearray()
         try:
-            with deadline.within(step.wait + step.within):
-                async with self._stream(step) as answer:
+            # Not in its time: a client's first connection reads certificates, which takes a while.
+            stream = self._stream(step)
+            with deadline.within(step.longest()):
+                async with stream as answer:
                     async for chunk in answer.aiter_raw():
                         step.take(body, chunk)
                     return p.understood(answer.status_code, bytes(body))
@@ -123,8 +125,9 @@ class State(state.State):
 
     async def _listen(self, session: state.Session) -> None:
         try:
+            stream = self._stream(session.events())
             with deadline.within(p.REQUEST):
-                async with self._stream(session.events()) as answer:
+                async with stream as answer:
                     if answer.status_code != 200:
                         body = bytearray()
                         async for chunk in answer.aiter_raw():

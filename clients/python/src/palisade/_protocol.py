@@ -24,7 +24,7 @@ KEEPALIVES = 4
 #: How long a request may take in addition to the time that it waits for a lock, in seconds.
 REQUEST = 5.0
 #: How long a lock may take in all, in addition to the time that its caller waits for it.
-GRACE = 2.0
+GRACE = 5.0
 #: Each waiting request has its own connection, without a limit. Idle connections are closed soon,
 #: because a middlebox may silently drop them.
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=5.0)

@@ -153,6 +153,10 @@ class Send:
             "timeout": httpx.Timeout(self.within, read=silence),
         }
 
+    def longest(self) -> float:
+        """How long the whole of it may take. A survey may be long."""
+        return self.wait + (2 if self.limit > p.ANSWER else 1) * self.within
+
     def take(self, body: bytearray, chunk: bytes) -> None:
         """Adds a part of the answer, which has an end."""
         body += chunk

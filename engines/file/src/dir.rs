@@ -123,10 +123,11 @@ impl Dir {
             let mine = rustix::fs::fstat(&file).map_err(fail)?;
             match rustix::fs::statat(&self.fd, LOCK, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(named) if named.st_ino == mine.st_ino => return Ok(file),
+                Err(errno) if errno != Errno::NOENT => return Err(fail(errno)),
                 _ if deadline.has_passed() => {
                     return Err(busy("connect", timeout, &self.path.join(LOCK)));
                 }
-                _ => {}
+                _ => std::thread::sleep(pause),
             }
         }
     }
